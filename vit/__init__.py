@@ -1,0 +1,3 @@
+"""A Vision Transformer toolkit for image classification."""
+
+__version__ = "0.1.0"
