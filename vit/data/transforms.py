@@ -1,0 +1,247 @@
+"""Upright picture -> uint8 tensor: for evaluation exactly as the weights were evaluated, for training at random.
+
+Both work on PIL pictures, whose resize always smooths before it shrinks (antialias).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor, rand
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import RandomResizedCrop
+from torchvision.transforms.v2 import functional as F
+
+from vit.data.decode import WHITE
+
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
+
+_RESAMPLING = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """How a model wants its pictures: part of the model, saved and exported with it.
+
+    Args:
+        image_size: side, or (height, width), in pixels.
+        mean: per channel, of values in [0, 1]; its length is the number of channels (1 or 3).
+        std: per channel.
+        interpolation: filter of the resize.
+        crop_pct: share of the resized side that the central crop keeps, in (0, 1].
+        crop_mode: `center`: the short side is resized, the long one cropped; `squash`: both sides are resized,
+            the aspect ratio is lost; `border`: the long side is resized, the short one padded with the mean.
+        background: red, green, blue (0-255) behind transparent pixels.
+        value_range: values of 16-bit, 32-bit and float pictures that stand for black and white.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    image_size: int | tuple[int, int] = 224
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    interpolation: Interpolation = "bicubic"
+    crop_pct: float = 0.9
+    crop_mode: Literal["center", "squash", "border"] = "center"
+    background: tuple[int, int, int] = WHITE
+    value_range: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.size) < 1:
+            raise ValueError(f"expected an image_size of at least 1 pixel, but got {self.image_size}.")
+        if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean):
+            raise ValueError(
+                f"expected 1 or 3 values each for mean and std, but got mean={self.mean}, std={self.std}."
+            )
+        if min(self.std) <= 0:
+            raise ValueError(f"expected a std above 0, but got {self.std}.")
+        if self.interpolation not in _RESAMPLING:
+            raise ValueError(
+                f"expected an interpolation out of {', '.join(_RESAMPLING)}, but got {self.interpolation!r}."
+            )
+        if not 0 < self.crop_pct <= 1:
+            raise ValueError(f"expected a crop_pct above 0 and at most 1, but got {self.crop_pct}.")
+        if self.crop_mode not in ("center", "squash", "border"):
+            raise ValueError(f"expected crop_mode center, squash or border, but got {self.crop_mode!r}.")
+        if self.value_range is not None and self.value_range[0] >= self.value_range[1]:
+            raise ValueError(f"expected a value_range (black, white) that rises, but got {self.value_range}.")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size
+
+    @property
+    def channels(self) -> int:
+        """Number of channels: 3 (RGB) or 1 (grey)."""
+        return len(self.mean)
+
+    def with_channels(self, channels: int) -> "Preprocessing":
+        """The same for another number of channels; grey takes the average of the three, RGB repeats the one."""
+        if channels == self.channels:
+            return self
+        values = {name: getattr(self, name) for name in ("mean", "std")}
+        changed = {name: (sum(v) / len(v),) * channels for name, v in values.items()}
+        return Preprocessing(**{**asdict(self), **changed})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON and YAML; `from_dict` reads them back."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Preprocessing":
+        """Rebuild from `to_dict`.
+
+        Raises:
+            ValueError: an unknown name.
+        """
+        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        if unknown:
+            known = ", ".join(field.name for field in fields(cls))
+            raise ValueError(f"expected the preprocessing values {known}, but got also {', '.join(unknown)}.")
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+    @classmethod
+    def from_timm(cls, config: Mapping[str, Any]) -> "Preprocessing":
+        """From a timm `pretrained_cfg`; what it leaves open takes timm's defaults.
+
+        Args:
+            config: holds `input_size` (channels, height, width) and any of mean, std, interpolation, crop_pct,
+                crop_mode.
+        """
+        channels, height, width = config["input_size"]
+        known = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
+        given = {name: config[name] for name in known if name in config and config[name] is not None}
+        values = {
+            "mean": (0.485, 0.456, 0.406),
+            "std": (0.229, 0.224, 0.225),
+            "interpolation": "bicubic",
+            "crop_pct": 0.875,
+            **given,
+        }
+        values |= {"mean": tuple(values["mean"]), "std": tuple(values["std"])}
+        image_size = height if height == width else (height, width)
+        return cls(image_size=image_size, **values).with_channels(channels)
+
+    def to_timm(self) -> dict[str, Any]:
+        """The values that timm's `pretrained_cfg` has names for."""
+        return {
+            "input_size": [self.channels, *self.size],
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "interpolation": self.interpolation,
+            "crop_pct": self.crop_pct,
+            "crop_mode": self.crop_mode,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """What training draws at random for each picture.
+
+    Args:
+        crop_scale: least and largest share of the picture's area that a crop keeps, in (0, 1].
+        crop_ratio: least and largest width / height of the crop.
+        flip: probability of a left-right flip; 0 where left and right matter, as with digits.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise ValueError(f"expected crop_scale with 0 < least <= most <= 1, but got {self.crop_scale}.")
+        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
+            raise ValueError(f"expected crop_ratio with 0 < least <= most, but got {self.crop_ratio}.")
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"expected a flip probability in [0, 1], but got {self.flip}.")
+
+
+Transform = Callable[[Image.Image], UInt8[Tensor, "c h w"]]
+
+
+def evaluation_transform(preprocessing: Preprocessing) -> Transform:
+    """The one way to turn an upright picture into a tensor for evaluation and prediction.
+
+    Equal, bit for bit, to timm's `create_transform(is_training=False)` before its normalisation.
+    """
+    return _Evaluation(preprocessing)
+
+
+def training_transform(preprocessing: Preprocessing, augmentation: Augmentation) -> Transform:
+    """A random resized crop and flip, drawn from torch's default generator.
+
+    The filter of the resize sees the pixels just outside of the crop too, where torchvision's stops at its edge.
+    """
+    return _Training(preprocessing, augmentation)
+
+
+class _Evaluation:
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        self.preprocessing = preprocessing
+
+    def __call__(self, picture: Image.Image) -> UInt8[Tensor, "c h w"]:
+        p = self.preprocessing
+        width, height = self._resized(*picture.size)
+        if (width, height) != picture.size:
+            picture = picture.resize((width, height), _RESAMPLING[p.interpolation])
+        if p.crop_mode == "border":
+            picture = self._padded(picture)
+        return F.pil_to_tensor(F.center_crop(picture, list(p.size)))
+
+    def _resized(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height before the crop, rounded as timm and torchvision round them."""
+        p = self.preprocessing
+        target_h, target_w = (math.floor(side / p.crop_pct) for side in p.size)
+        if p.crop_mode == "squash":
+            return target_w, target_h
+        ratio_h, ratio_w = height / target_h, width / target_w
+        if p.crop_mode == "center" and target_h == target_w:
+            if width <= height:
+                return target_w, max(1, int(target_w * height / width))
+            return max(1, int(target_h * width / height)), target_h
+        ratio = max(ratio_h, ratio_w) if p.crop_mode == "border" else min(ratio_h, ratio_w)
+        return max(1, round(width / ratio)), max(1, round(height / ratio))
+
+    def _padded(self, picture: Image.Image) -> Image.Image:
+        height, width = self.preprocessing.size
+        extra_w, extra_h = max(0, width - picture.width), max(0, height - picture.height)
+        padding = [extra_w // 2, extra_h // 2, (extra_w + 1) // 2, (extra_h + 1) // 2]
+        return F.pad(picture, padding, fill=[round(255 * value) for value in self.preprocessing.mean])
+
+
+class _Training:
+    def __init__(self, preprocessing: Preprocessing, augmentation: Augmentation) -> None:
+        self.preprocessing = preprocessing
+        self.flip = augmentation.flip
+        self.crop = RandomResizedCrop(
+            preprocessing.size,
+            scale=augmentation.crop_scale,
+            ratio=augmentation.crop_ratio,
+            interpolation=InterpolationMode(preprocessing.interpolation),
+            antialias=True,
+        )
+
+    def __call__(self, picture: Image.Image) -> UInt8[Tensor, "c h w"]:
+        box = self.crop.make_params([picture])
+        edges = (box["left"], box["top"], box["left"] + box["width"], box["top"] + box["height"])
+        height, width = self.preprocessing.size
+        picture = picture.resize((width, height), _RESAMPLING[self.preprocessing.interpolation], box=edges)
+        if float(rand(())) < self.flip:
+            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return F.pil_to_tensor(picture)
