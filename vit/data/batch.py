@@ -1,0 +1,105 @@
+"""One split of the table as samples, and samples as batches."""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from vit.data.decode import DecodeError, decode
+from vit.data.sampler import Key, mix, seeded
+from vit.data.table import DataTable
+from vit.data.transforms import Preprocessing, Transform
+
+
+class Batch(NamedTuple):
+    """What the loaders yield and the tasks take.
+
+    Args:
+        images: (b, c, h, w) uint8; float32 in [0, 1] only for sources deeper than 8 bits.
+        labels: (b,) int64 class index; float (b, k) for several labels or soft targets; int64 (b, t) for sequences.
+        index: (b,) int64 row of the data table, so that a prediction can be traced to its file.
+        weight: (b,) float32, in tables with weights.
+    """
+
+    images: UInt8[Tensor, "b c h w"] | Float[Tensor, "*v b c h w"]
+    labels: Int64[Tensor, "b *t"] | Float[Tensor, "b k"]
+    index: Int64[Tensor, " b"]
+    weight: Float[Tensor, " b"] | None = None
+
+
+class Sample(NamedTuple):
+    """One picture before it joins a batch; fields as in `Batch`."""
+
+    image: UInt8[Tensor, "c h w"]
+    label: Any
+    index: int
+    weight: float | None
+
+
+class Pictures(Dataset[Sample]):
+    """Pictures of one split, decoded and transformed when asked for.
+
+    Asked by position (`pictures[3]`) or by a `Key`. All that is drawn at random comes from the seed and the key.
+
+    Args:
+        table: the data table.
+        split: name of the split, or None for all rows.
+        transform: upright picture → uint8 tensor.
+        preprocessing: says channels, background and value range for decoding.
+        max_pixels: largest picture that is decoded.
+        seed: of what the transform draws; None for a transform that draws nothing.
+    """
+
+    def __init__(
+        self,
+        table: DataTable,
+        split: str | None,
+        transform: Transform,
+        *,
+        preprocessing: Preprocessing,
+        max_pixels: int,
+        seed: int | None = None,
+    ) -> None:
+        self.table, self.rows = table, table.rows(split)
+        self.transform, self.preprocessing = transform, preprocessing
+        self.max_pixels, self.seed = max_pixels, seed
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: int | Key) -> Sample:
+        epoch, repeat, position = key if isinstance(key, tuple) else (0, 0, key)
+        row = self.rows[position]
+        picture = decode(
+            self._read(row),
+            name=self.table.path(row),
+            channels=self.preprocessing.channels,
+            background=self.preprocessing.background,
+            value_range=self.preprocessing.value_range,
+            max_pixels=self.max_pixels,
+        )
+        if self.seed is None:
+            image = self.transform(picture)
+        else:
+            with seeded(mix(self.seed, epoch, row, repeat)):
+                image = self.transform(picture)
+        return Sample(image, self.table.label(row), row, self.table.weight(row))
+
+    def _read(self, row: int) -> bytes:
+        try:
+            return self.table.read(row)
+        except OSError as error:
+            raise DecodeError(f"{self.table.path(row)}: cannot be read ({error.strerror}).") from error
+
+
+def collate(samples: list[Sample]) -> Batch:
+    """Stack samples; in a worker process the images go straight into shared memory."""
+    images, labels, index, weight = zip(*samples, strict=True)
+    return Batch(
+        images=default_collate(list(images)),
+        labels=torch.tensor(labels),
+        index=torch.tensor(index),
+        weight=None if weight[0] is None else torch.tensor(weight),
+    )

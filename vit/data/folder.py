@@ -1,0 +1,254 @@
+"""Class folders: root/{train,val,test}/class/picture, or root/class/picture, which is then split."""
+
+import logging
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from vit.data.decode import is_picture
+from vit.data.source import Source
+from vit.data.split import TEST, TRAIN, VAL
+from vit.data.table import SPLITS, UNASSIGNED, Rows
+
+log = logging.getLogger("vit.data")
+
+SPLIT_NAMES = {
+    "train": TRAIN,
+    "training": TRAIN,
+    "val": VAL,
+    "valid": VAL,
+    "validation": VAL,
+    "test": TEST,
+    "testing": TEST,
+}
+
+EXPECTED_TREE = """expected either
+  root/train/<class>/<picture>, and val and test (each optional) beside train, or
+  root/<class>/<picture>, which is then split"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder(Source):
+    """Pictures in class folders.
+
+    A class is a folder name; the classes of train count for all splits, in plain (code point) order: "10" stands
+    before "2", capitals before small letters, as in torchvision's `ImageFolder`. Pictures in folders within a
+    class folder belong to the class. Hidden files and folders are left out, other files skipped; one line says so.
+
+    Args:
+        root: the folder that holds train/, val/, test/ (also named training, valid, validation, testing), or the
+            class folders.
+        classes: the class names in the order of their labels, where they should not be read from train.
+    """
+
+    root: str
+    classes: tuple[str, ...] | None = None
+
+    def scan(self) -> Rows:
+        """Find the pictures.
+
+        Raises:
+            ValueError: missing root, no pictures, split names in the place of classes, an empty class in train,
+                a class in val or test that train lacks.
+        """
+        return scan_folder(Path(self.root), classes=self.classes)
+
+
+@dataclass(kw_only=True)
+class _Scan:
+    """State of one scan."""
+
+    root: Path
+    paths: list[bytes] = field(default_factory=list)
+    splits: list[int] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+    hidden: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    unused: list[str] = field(default_factory=list)
+
+
+def scan_folder(root: Path, *, classes: tuple[str, ...] | None = None) -> Rows:
+    """Rows of a folder of class folders; see `Folder`."""
+    root = Path(os.path.abspath(root.expanduser()))
+    if not root.is_dir():
+        state = "is a file" if root.exists() else "does not exist"
+        raise ValueError(f"expected a folder of pictures at {root}, but it {state}. Check data.root.")
+    scan = _Scan(root=root)
+    folders, loose = _entries(scan, str(root))
+    found: dict[int, dict[str, list[bytes]]] = {}
+    split_folders = _split_folders(root, folders)
+    if split_folders:
+        scan.unused += [f"{name}/" for name in folders if name not in split_folders.values()]
+        for code, name in split_folders.items():
+            inner, inner_loose = _entries(scan, str(root / name))
+            _refuse_split_names(root / name, inner)
+            _skip_loose(scan, inner_loose)
+            found[code] = _class_pictures(scan, name, inner)
+    else:
+        if not folders:
+            came = f"{len(loose)} pictures and no folders" if loose else "no folders"
+            raise ValueError(f"{EXPECTED_TREE}\nbut {root} holds {came}. Sort the pictures into class folders.")
+        _refuse_split_level(root, folders)
+        found[UNASSIGNED] = _class_pictures(scan, "", folders)
+    _skip_loose(scan, loose)
+    names = _class_names(root, found, classes)
+    _say(scan)
+    return _rows(scan, found, names)
+
+
+def _split_folders(root: Path, folders: list[str]) -> dict[int, str]:
+    """Folder name of each split, if the folders are named as splits."""
+    found: dict[int, str] = {}
+    for name in folders:
+        code = SPLIT_NAMES.get(name.lower())
+        if code is None:
+            continue
+        if code in found:
+            raise ValueError(
+                f"expected one folder for the {SPLITS[code]} split, but {root} holds both {found[code]}/ and "
+                f"{name}/. Move or rename one of them."
+            )
+        found[code] = name
+    return dict(sorted(found.items()))
+
+
+def _refuse_split_names(folder: Path, classes: list[str]) -> None:
+    named = [name for name in classes if name.lower() in SPLIT_NAMES]
+    if named:
+        raise ValueError(
+            f"{EXPECTED_TREE}\nbut {folder} holds folders named like splits: {', '.join(named)}. "
+            f"Give the folder that holds {named[0]}/ directly, or rename the class."
+        )
+    if not classes:
+        raise ValueError(
+            f"{EXPECTED_TREE}\nbut {folder} is named like a split and holds no class folders. "
+            "Put its pictures into class folders, or rename it if it is a class."
+        )
+
+
+def _refuse_split_level(root: Path, folders: list[str]) -> None:
+    """A class folder that holds train/ and val/ is the real root."""
+    for name in folders:
+        inner = [entry.name for entry in os.scandir(root / name) if entry.is_dir()]
+        named = [child for child in inner if child.lower() in SPLIT_NAMES]
+        if named:
+            listed = ", ".join(f"{name}/{child}/" for child in sorted(inner)[:6])
+            raise ValueError(
+                f"{EXPECTED_TREE}\nbut {root} is one level too high: it holds {listed}. "
+                f"Give {root / name} as data.root."
+            )
+
+
+def _entries(scan: _Scan, folder: str) -> tuple[list[str], list[str]]:
+    """Folders and pictures of a folder, in plain order; hidden and foreign names are counted and left out."""
+    folders, pictures = [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name in ("__MACOSX", "@eaDir"):
+                scan.hidden[entry.name if entry.is_dir() else ".*"] += 1
+            elif entry.is_dir():
+                folders.append(entry.name)
+            elif is_picture(entry.name):
+                pictures.append(entry.name)
+            else:
+                scan.skipped[os.path.splitext(entry.name)[1].lower() or "no suffix"] += 1
+    return sorted(folders), sorted(pictures)
+
+
+def _skip_loose(scan: _Scan, pictures: list[str]) -> None:
+    if pictures:
+        scan.skipped["pictures outside of class folders"] += len(pictures)
+
+
+def _class_pictures(scan: _Scan, prefix: str, folders: list[str]) -> dict[str, list[bytes]]:
+    """Pictures of each class folder, as paths below the root."""
+    found: dict[str, list[bytes]] = {}
+    for folder in folders:
+        # A Mac writes "é" as two characters, others as one: one class, whoever made the folder.
+        name = unicodedata.normalize("NFC", folder)
+        if name in found:
+            raise ValueError(f"expected one folder per class, but {scan.root} holds {name}/ in two spellings.")
+        start = f"{prefix}/{folder}" if prefix else folder
+        found[name] = [os.fsencode(path) for path in _walk(scan, start, frozenset())]
+    return found
+
+
+def _walk(scan: _Scan, folder: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
+    """Pictures below a folder; links to folders are followed, except into a folder that is being walked."""
+    absolute = os.path.join(scan.root, folder)
+    status = os.stat(absolute)
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        scan.unused.append(f"{folder}/ (a link to a folder above it)")
+        return
+    folders, pictures = _entries(scan, absolute)
+    for name in pictures:
+        yield f"{folder}/{name}"
+    for name in folders:
+        yield from _walk(scan, f"{folder}/{name}", above | {here})
+
+
+def _class_names(
+    root: Path, found: dict[int, dict[str, list[bytes]]], given: tuple[str, ...] | None
+) -> tuple[str, ...]:
+    """Names in the order of their labels, checked against every split."""
+    main = TRAIN if TRAIN in found else UNASSIGNED
+    if main in found:
+        empty = [name for name, pictures in found[main].items() if not pictures and name in (given or [name])]
+        if empty and any(found[main].values()):
+            raise ValueError(
+                f"expected pictures in every class to train on, but there are none in {', '.join(empty)} "
+                f"(below {root}). Add pictures, or remove the folder."
+            )
+    elif given is None:
+        raise ValueError(f"{EXPECTED_TREE}\nbut {root} holds no train folder. Add it, or name the classes.")
+    if not any(pictures for split in found.values() for pictures in split.values()):
+        listed = ", ".join(f"{name}/" for split in found.values() for name in list(split)[:6])
+        raise ValueError(f"{EXPECTED_TREE}\nbut there is no picture in the folders of {root}: {listed}.")
+    names = given or tuple(sorted(found[main]))
+    for code, split in found.items():
+        unknown = [name for name in split if name not in names]
+        if unknown:
+            where, of = (SPLITS[code], "train") if given is None else (SPLITS[code], "data.classes")
+            raise ValueError(
+                f"expected the classes of {of} ({', '.join(names[:20])}), but the {where} folder also holds "
+                f"{', '.join(unknown)} (below {root}). Rename or remove it there, or add it to {of}."
+            )
+    if len(names) < 2:
+        raise ValueError(f"{EXPECTED_TREE}\nbut {root} holds a single class, {names[0]}. Give at least two.")
+    return names
+
+
+def _rows(scan: _Scan, found: dict[int, dict[str, list[bytes]]], names: tuple[str, ...]) -> Rows:
+    labels: list[int] = []
+    for code, split in found.items():
+        for name in names:
+            pictures = split.get(name, [])
+            scan.paths += pictures
+            scan.splits += [code] * len(pictures)
+            labels += [names.index(name)] * len(pictures)
+    return Rows(
+        classes=names,
+        root=scan.root,
+        paths=scan.paths,
+        labels=np.array(labels, dtype=np.int32),
+        splits=np.array(scan.splits, dtype=np.int8),
+        info={
+            "hidden": dict(sorted(scan.hidden.items())),
+            "skipped": dict(sorted(scan.skipped.items())),
+            "unused": scan.unused,
+        },
+    )
+
+
+def _say(scan: _Scan) -> None:
+    parts = [f"{count} {suffix}" for suffix, count in sorted(scan.skipped.items())]
+    parts += [f"{count} hidden ({name})" for name, count in sorted(scan.hidden.items())]
+    parts += scan.unused
+    if parts:
+        log.warning("not used below %s: %s", scan.root, ", ".join(parts))

@@ -1,0 +1,131 @@
+"""What every source of pictures has in common: how its table is split and how its pictures are loaded."""
+
+import logging
+import math
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vit.data.decode import MAX_PIXELS
+from vit.data.split import fill_splits
+from vit.data.table import DataTable, Rows, write_table
+from vit.data.transforms import Augmentation
+
+log = logging.getLogger("vit.data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(ABC):
+    """A source of pictures: where they lie, how they are split, how they are loaded.
+
+    A source of one's own derives from this class, adds fields, and writes `scan`.
+
+    Args:
+        batch_size: training pictures per step and process; default 32, fewer where there are not so many.
+        eval_batch_size: pictures per evaluation step and process; default as batch_size.
+        num_workers: worker processes that decode; default by cores and amount of data, 0 decodes in training's own.
+        multiprocessing_context: how workers start; default the platform's way.
+        persistent_workers: keep workers from epoch to epoch.
+        pin_memory: page-locked batches; default on a GPU.
+        drop_last: leave out the last, smaller batch of a training epoch (its pictures differ in every epoch).
+        seed: of order and augmentation; default that of `seed_everything`, else 0.
+        split_seed: of the split.
+        val: share of each class that is split off for validation, where the source has no val split.
+        test: share of each class that is split off for the test, where the source has no splits at all.
+        augment: what training draws at random.
+        background: red, green, blue (0-255) behind transparent pixels; default the preprocessing's (white).
+        value_range: values of 16-bit, 32-bit and float pictures that stand for black and white.
+        max_pixels: largest width × height that is decoded.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    batch_size: int | None = None
+    eval_batch_size: int | None = None
+    num_workers: int | None = None
+    multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None
+    persistent_workers: bool = True
+    pin_memory: bool | None = None
+    drop_last: bool = True
+    seed: int | None = None
+    split_seed: int = 0
+    val: float = 0.1
+    test: float = 0.1
+    augment: Augmentation = Augmentation()
+    background: tuple[int, int, int] | None = None
+    value_range: tuple[float, float] | None = None
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("eval_batch_size", 1), ("num_workers", 0), ("max_pixels", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"expected {name} of at least {least}, but got {value}.")
+        if not (0 <= self.val and 0 <= self.test and self.val + self.test < 1):
+            raise ValueError(
+                "expected shares with 0 <= val, 0 <= test and val + test < 1, "
+                f"but got val={self.val}, test={self.test}."
+            )
+
+    @abstractmethod
+    def scan(self) -> Rows:
+        """Find the rows; splits may be left open (-1)."""
+
+    def table(self) -> DataTable:
+        """Scan, split where the source leaves it open, and write the data table.
+
+        Raises:
+            ValueError: the pictures are not there or not laid out as expected.
+        """
+        rows = self.scan()
+        rows.splits = fill_splits(rows, val=self.val, test=self.test, seed=self.split_seed)
+        return write_table(rows)
+
+
+def available_cores() -> int:
+    """Processor cores that this process may use: its affinity, and a container's quota (rounded down, at least 1)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cgroup_quota(Path("/sys/fs/cgroup"))
+    return max(1, min(cores, math.floor(quota))) if quota else cores
+
+
+def _cgroup_quota(folder: Path) -> float | None:
+    """Cores of a container's CPU quota, by control groups of version 2 or 1; None without a quota."""
+    try:
+        if (folder / "cpu.max").exists():
+            limit, period = (folder / "cpu.max").read_text().split()
+        else:
+            limit = (folder / "cpu/cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu/cpu.cfs_period_us").read_text()
+        return int(limit) / int(period) if int(limit) > 0 else None
+    except (OSError, ValueError):  # ValueError: the limit "max"
+        return None
+
+
+def choose_workers(table: DataTable, *, on_gpu: bool, processes: int) -> tuple[int, str]:
+    """Number of worker processes per training process, and why.
+
+    Args:
+        table: its training pictures are measured by a sample of their file sizes.
+        on_gpu: whether the model trains on a GPU, which leaves the cores to the workers.
+        processes: training processes on this machine.
+    """
+    rows = table.rows("train") or table.rows()
+    sample = rows[:: max(1, len(rows) // 32)]
+    megabytes = sum(_size(table, row) for row in sample) / len(sample) * len(rows) / 1e6
+    if megabytes < 16:
+        return 0, f"training pictures are {megabytes:.1f} MB in all, too little to share out"
+    cores = available_cores()
+    if on_gpu:
+        return max(1, min(16, cores // processes)), f"{cores} cores for {processes} process(es) on GPU"
+    return max(1, min(16, cores // (4 * processes))), f"a quarter of {cores} cores; the others train"
+
+
+def _size(table: DataTable, row: int) -> int:
+    try:
+        return table.size(row)
+    except OSError:  # the picture is gone: reading it will say so
+        return 0
