@@ -45,7 +45,7 @@ class ViTConfig:
         attention_dropout: rate on the attention probabilities.
         drop_path: rate of stochastic depth in the last block; it grows linearly from 0 in the first.
         num_classes: K; 0 leaves out the head, so that the model gives pooled features.
-        head: `linear`: one layer D x K; `mlp`: a hidden layer with tanh before it, for pre-training (ViT, 3.1).
+        head: `linear`: one layer D x K; `mlp`: a hidden tanh layer before it, to pre-train (ViT, 3.1).
         dynamic_size: take any image size that P divides, with the position table resampled to its grid.
         fused: attention path: None chooses by device and dtype, see `Attention`.
 

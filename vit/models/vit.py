@@ -9,9 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vit.models.attention import Attention, Mask
 from vit.models.config import ViTConfig, check_divisible
 from vit.models.heads import make_head, swap_head
-from vit.models.layers import Attention, AttentionPool, Block, Mask, Mlp, PatchEmbed
+from vit.models.layers import AttentionPool, Block, Mlp, PatchEmbed
 from vit.models.positions import resample_table
 
 EMBEDDINGS = ("cls_token", "reg_token", "mask_token", "pos_embed", "latent")
@@ -201,8 +202,8 @@ def init_weights(model: VisionTransformer) -> None:
     """Initialise all weights but the head's, which starts at zero.
 
     Dense layers, tokens and positions: a truncated normal of standard deviation 0.02 that ends at 2 of them;
-    biases 0. E: the same with standard deviation 1/√(P²C), which turns patches of unit variance into tokens of unit
-    variance, as in the paper's code. Norms and LayerScale keep their own start values.
+    biases 0. E: the same with standard deviation 1/√(P²C), which turns patches of unit variance into tokens
+    of unit variance, as in the paper's code. Norms and LayerScale keep their own start values.
 
     Args:
         model: changed in place.

@@ -1,0 +1,69 @@
+"""A `ViTConfig` in timm's words."""
+
+import math
+from typing import Any
+
+from vit.models.config import ViTConfig
+
+# eps is no plain argument of timm's: the architecture brings it, the arguments override the rest of it.
+_ARCHITECTURES = {1e-6: "vit_base_patch16_224", 1e-5: "vit_base_patch16_clip_224"}
+
+
+def timm_gaps(config: ViTConfig) -> list[str]:
+    """What timm's `VisionTransformer` has no argument for; empty where it can build exactly this model."""
+    gaps = {
+        'an MLP head (head="mlp")': config.head == "mlp" and config.num_classes > 0,
+        'post-norm blocks (block_norm="post")': config.block_norm == "post",
+        "heads whose size is not width / heads (head_dim)": config.head_dim
+        not in (
+            None,
+            config.width / config.heads,
+        ),
+        "a norm_eps other than 1e-6 or 1e-5": config.norm_eps not in _ARCHITECTURES,
+    }
+    return [name for name, present in gaps.items() if present]
+
+
+def timm_arguments(config: ViTConfig) -> dict[str, Any]:
+    """The arguments with which timm's `VisionTransformer` is this model, as plain JSON values."""
+    arguments: dict[str, Any] = {
+        "img_size": list(config.size),
+        "patch_size": config.patch_size,
+        "in_chans": config.channels,
+        "embed_dim": config.width,
+        "depth": config.depth,
+        "num_heads": config.heads,
+        "mlp_ratio": _ratio(config.mlp_width, config.width),
+        "qkv_bias": config.qkv_bias,
+        "qk_norm": config.qk_norm,
+        "class_token": config.class_token,
+        "reg_tokens": config.registers,
+        "pos_embed": "learn" if config.position == "learned" else "none",
+        "no_embed_class": not config.prefix_position,
+        "pre_norm": False,
+        "final_norm": config.last_norm != "none",
+        "fc_norm": config.last_norm == "after_pool",
+        "global_pool": {"token": "token", "mean": "avg", "attention": "map"}[config.pool],
+        "act_layer": config.activation,
+        "dynamic_img_size": config.dynamic_size,
+        "pos_drop_rate": config.dropout if config.position_dropout is None else config.position_dropout,
+        "proj_drop_rate": config.dropout,
+        "attn_drop_rate": config.attention_dropout,
+        "drop_path_rate": config.drop_path,
+    }
+    if config.layer_scale is not None:
+        arguments["init_values"] = config.layer_scale
+    return arguments
+
+
+def timm_architecture(config: ViTConfig) -> str:
+    """The timm model that becomes this one by `timm_arguments`; where there is none, a name that timm refuses."""
+    return "vit_toolkit_only" if timm_gaps(config) else _ARCHITECTURES[config.norm_eps]
+
+
+def _ratio(hidden: int, width: int) -> float:
+    """The smallest `mlp_ratio` near hidden / width from which timm's int(width · ratio) gives `hidden`."""
+    ratio = hidden / width
+    while int(width * ratio) < hidden:
+        ratio = math.nextafter(ratio, math.inf)
+    return ratio
