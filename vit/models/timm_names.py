@@ -57,7 +57,7 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
 
 
 def timm_architecture(config: ViTConfig) -> str:
-    """The timm model that becomes this one by `timm_arguments`; where there is none, a name that timm refuses."""
+    """The timm model that `timm_arguments` turn into this one; where none does, a name that timm refuses."""
     return "vit_toolkit_only" if timm_gaps(config) else _ARCHITECTURES[config.norm_eps]
 
 
