@@ -83,7 +83,7 @@ class ViTConfig:
     fused: bool | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.image_size, (list, tuple)):
+        if isinstance(self.image_size, tuple):
             if len(self.image_size) != 2:
                 raise ValueError(
                     f"expected image_size as a side or (height, width), but got {self.image_size}."
@@ -122,7 +122,7 @@ class ViTConfig:
                 raise ValueError(f"expected {name} to be a rate in [0, 1), but got {rate!r}.")
         for name in ("norm_eps", "layer_scale"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and value > 0):
+            if not (_is_number(value) and value > 0) and not (value is None and name == "layer_scale"):
                 raise ValueError(f"expected {name} to be a number above 0, but got {value!r}.")
 
     def _check_names(self) -> None:
@@ -139,6 +139,11 @@ class ViTConfig:
             if value not in allowed:
                 shown = ", ".join(map(str, allowed))
                 raise ValueError(f"expected {name} to be one of {shown}, but got {value!r}.")
+        for name in ("class_token", "prefix_position", "qkv_bias", "qk_norm", "dynamic_size"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"expected {name} to be true or false, but got {getattr(self, name)!r}.")
+        if self.fused is not None and not isinstance(self.fused, bool):
+            raise ValueError(f"expected fused to be None, true or false, but got {self.fused!r}.")
 
     @property
     def size(self) -> tuple[int, int]:
@@ -187,7 +192,7 @@ class ViTConfig:
                 raise ValueError(
                     f"expected options of ViTConfig, but got {name!r}: did you mean {', '.join(near)}?"
                 )
-        return cls(**values)
+        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
 
 def check_divisible(size: tuple[int, int], patch_size: int) -> None:
