@@ -2,9 +2,28 @@
 
 import jaxtyping
 import pytest
+import torch
+from torch import nn
 
 
 @pytest.fixture
 def as_users_run(monkeypatch):
     """Without the type checks that tests add, so that the package's own messages answer."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture
+def randomise():
+    """Every parameter non-trivial: LayerScale, norms, biases and the zero head included."""
+
+    def fill(model: nn.Module, seed: int = 0) -> nn.Module:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                scale = 0.5 if parameter.ndim < 2 else 0.15
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+                if name.endswith(("norm.weight", "norm1.weight", "norm2.weight")):
+                    parameter.add_(1)
+        return model.eval()
+
+    return fill

@@ -42,11 +42,11 @@ def vit_config(
     """
     letters, _, patch = name.partition("/")
     if letters not in SIZES or not patch.isdecimal() or int(patch) not in PATCHES:
-        known = [f"{size}/{side}" for size in SIZES for side in (4, 8, 14, 16, 32)]
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known
+        known = {f"{size}/{side}".lower(): f"{size}/{side}" for size in SIZES for side in (4, 8, 14, 16, 32)}
+        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) or known
         raise ValueError(
             f"expected a size out of {', '.join(SIZES)} with a patch from {PATCHES[0]} to {PATCHES[-1]}, "
-            f"but got {name!r}: did you mean {', '.join(near)}?"
+            f"but got {name!r}: did you mean {', '.join(known[key] for key in near)}?"
         )
     named = {"image_size": image_size, "num_classes": num_classes, "patch_size": int(patch)}
     return ViTConfig.from_dict({**SIZES[letters]._asdict(), **named, **options})
