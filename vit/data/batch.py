@@ -18,30 +18,30 @@ class Batch(NamedTuple):
 
     Args:
         images: (b, c, h, w) uint8; float32 in [0, 1] only for sources deeper than 8 bits.
-        labels: (b,) int64 class index; float (b, k) for several labels or soft targets; int64 (b, t) for sequences.
+        labels: (b,) int64 class index; float (b, k) for several or soft labels; int64 (b, t) for sequences.
         index: (b,) int64 row of the data table, so that a prediction can be traced to its file.
         weight: (b,) float32, in tables with weights.
     """
 
     images: UInt8[Tensor, "b c h w"] | Float[Tensor, "*v b c h w"]
-    labels: Int64[Tensor, "b *t"] | Float[Tensor, "b k"]
-    index: Int64[Tensor, " b"]
+    labels: Int64[Tensor, "b ..."] | Float[Tensor, "b k"]
+    index: Int64[Tensor, " b"]  # type: ignore[assignment]  # hides tuple.index, which nobody needs
     weight: Float[Tensor, " b"] | None = None
 
 
 class Sample(NamedTuple):
-    """One picture before it joins a batch; fields as in `Batch`."""
+    """One picture before it joins a batch; row as `index` of `Batch`."""
 
     image: UInt8[Tensor, "c h w"]
     label: Any
-    index: int
+    row: int
     weight: float | None
 
 
 class Pictures(Dataset[Sample]):
     """Pictures of one split, decoded and transformed when asked for.
 
-    Asked by position (`pictures[3]`) or by a `Key`. All that is drawn at random comes from the seed and the key.
+    Asked by position (`pictures[3]`) or by a `Key`. All that is random comes from the seed and the key.
 
     Args:
         table: the data table.

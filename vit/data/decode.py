@@ -23,11 +23,29 @@ from PIL import (  # noqa: F401  (importing a plugin registers its format)
 
 log = logging.getLogger("vit.data")
 
-# Picture formats only: Pillow also opens PostScript, which runs an interpreter, and many that no camera writes.
+# Pillow also opens PostScript, which runs an interpreter, and formats that no camera writes.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "HEIF")
 
 SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .jfif .png .webp .gif .bmp .dib .tif .tiff .ppm .pgm .pbm .pnm .avif .jp2".split()
+    {
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".png",
+        ".webp",
+        ".gif",
+        ".bmp",
+        ".dib",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+        ".avif",
+        ".jp2",
+    }
 )
 
 # The size at which Pillow itself refuses a file as a decompression bomb (twice its MAX_IMAGE_PIXELS).
@@ -74,7 +92,7 @@ def decode(
         background: red, green, blue (0-255) behind transparent pixels.
         value_range: values of a 16-bit, 32-bit or float picture that stand for black and white; what lies
             outside becomes black or white.
-        max_pixels: largest width × height; checked before the pixels are decoded.
+        max_pixels: largest width times height; checked before the pixels are decoded.
 
     Raises:
         DecodeError: the file is missing, broken, too large or no picture.
@@ -125,7 +143,7 @@ def _check_size(picture: Image.Image, max_pixels: int) -> None:
     width, height = picture.size
     if width * height > max_pixels:
         raise DecodeError(
-            f"expected at most {max_pixels:,} pixels, but the picture has {width} × {height} = "
+            f"expected at most {max_pixels:,} pixels, but the picture has {width} x {height} = "
             f"{width * height:,}. If it is genuine, raise the data option max_pixels."
         )
 
@@ -142,8 +160,9 @@ def _to_8_bit(picture: Image.Image, value_range: tuple[float, float] | None) -> 
         least, most = float(values.min()), float(values.max())
         if not (low <= least and most <= high):  # also true for nan
             raise DecodeError(
-                f"expected values from {low:g} to {high:g} in a picture of mode {picture.mode}, but they span "
-                f"{least:g} to {most:g}. Declare what is black and white with the data option value_range."
+                f"expected values from {low:g} to {high:g} in a picture of mode {picture.mode}, but they "
+                f"span {least:g} to {most:g}. Declare what is black and white with the "
+                "data option value_range."
             )
     scaled = (values.astype(np.float64) - low) * (255.0 / (high - low))
     if not np.isfinite(scaled).all():

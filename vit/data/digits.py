@@ -1,4 +1,4 @@
-"""Real pictures that need no network: scikit-learn's 1,797 handwritten digits, as class folders of PNG files."""
+"""Real pictures without a network: scikit-learn's 1,797 handwritten digits, as class folders of PNG files."""
 
 import os
 import shutil
@@ -16,18 +16,20 @@ from vit.data.transforms import Augmentation
 
 COUNT = 1797
 
+_AUGMENT = Augmentation(crop_scale=(0.6, 1.0), crop_ratio=(0.85, 1.18), flip=0.0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(Source):
-    """Handwritten digits, 8×8 pixels, 10 classes; written once into the cache folder, then read like any folder.
+    """Handwritten digits, 8x8 pixels, 10 classes; written once into the cache, then read like any folder.
 
-    377 are held out for the test, about 180 for validation. Nothing is flipped: a mirrored digit is another sign.
+    377 are held out for the test, 179 for validation. Nothing is flipped: a mirrored digit is another sign.
 
-    Source: Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits" (1998), as shipped by scikit-learn.
+    Source: Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits" (1998), shipped by scikit-learn.
     """
 
     test: float = 0.21
-    augment: Augmentation = Augmentation(crop_scale=(0.6, 1.0), crop_ratio=(0.85, 1.18), flip=0.0)
+    augment: Augmentation = _AUGMENT
 
     def scan(self) -> Rows:
         """Write the digits if need be, and find them.

@@ -36,13 +36,14 @@ EXPECTED_TREE = """expected either
 class Folder(Source):
     """Pictures in class folders.
 
-    A class is a folder name; the classes of train count for all splits, in plain (code point) order: "10" stands
-    before "2", capitals before small letters, as in torchvision's `ImageFolder`. Pictures in folders within a
-    class folder belong to the class. Hidden files and folders are left out, other files skipped; one line says so.
+    A class is a folder name; the classes of train count for all splits, in plain (code point) order: "10"
+    stands before "2", capitals before small letters, as in torchvision's `ImageFolder`. Pictures in folders
+    within a class folder belong to the class. Hidden files and folders are left out, other files skipped; one
+    line says so.
 
     Args:
-        root: the folder that holds train/, val/, test/ (also named training, valid, validation, testing), or the
-            class folders.
+        root: the folder that holds train/, val/, test/ (also named training, valid, validation, testing), or
+            the class folders.
         classes: the class names in the order of their labels, where they should not be read from train.
     """
 
@@ -53,8 +54,8 @@ class Folder(Source):
         """Find the pictures.
 
         Raises:
-            ValueError: missing root, no pictures, split names in the place of classes, an empty class in train,
-                a class in val or test that train lacks.
+            ValueError: missing root, no pictures, split names in the place of classes, an empty class in
+                train, a class in val or test that train lacks.
         """
         return scan_folder(Path(self.root), classes=self.classes)
 
@@ -92,7 +93,9 @@ def scan_folder(root: Path, *, classes: tuple[str, ...] | None = None) -> Rows:
     else:
         if not folders:
             came = f"{len(loose)} pictures and no folders" if loose else "no folders"
-            raise ValueError(f"{EXPECTED_TREE}\nbut {root} holds {came}. Sort the pictures into class folders.")
+            raise ValueError(
+                f"{EXPECTED_TREE}\nbut {root} holds {came}. Sort the pictures into class folders."
+            )
         _refuse_split_level(root, folders)
         found[UNASSIGNED] = _class_pictures(scan, "", folders)
     _skip_loose(scan, loose)
@@ -172,7 +175,9 @@ def _class_pictures(scan: _Scan, prefix: str, folders: list[str]) -> dict[str, l
         # A Mac writes "é" as two characters, others as one: one class, whoever made the folder.
         name = unicodedata.normalize("NFC", folder)
         if name in found:
-            raise ValueError(f"expected one folder per class, but {scan.root} holds {name}/ in two spellings.")
+            raise ValueError(
+                f"expected one folder per class, but {scan.root} holds {name}/ in two spellings."
+            )
         start = f"{prefix}/{folder}" if prefix else folder
         found[name] = [os.fsencode(path) for path in _walk(scan, start, frozenset())]
     return found
@@ -214,7 +219,8 @@ def _class_names(
     for code, split in found.items():
         unknown = [name for name in split if name not in names]
         if unknown:
-            where, of = (SPLITS[code], "train") if given is None else (SPLITS[code], "data.classes")
+            of = "train" if given is None else "data.classes"
+            where = "root" if code == UNASSIGNED else SPLITS[code]
             raise ValueError(
                 f"expected the classes of {of} ({', '.join(names[:20])}), but the {where} folder also holds "
                 f"{', '.join(unknown)} (below {root}). Rename or remove it there, or add it to {of}."
@@ -227,11 +233,11 @@ def _class_names(
 def _rows(scan: _Scan, found: dict[int, dict[str, list[bytes]]], names: tuple[str, ...]) -> Rows:
     labels: list[int] = []
     for code, split in found.items():
-        for name in names:
+        for label, name in enumerate(names):
             pictures = split.get(name, [])
             scan.paths += pictures
             scan.splits += [code] * len(pictures)
-            labels += [names.index(name)] * len(pictures)
+            labels += [label] * len(pictures)
     return Rows(
         classes=names,
         root=scan.root,

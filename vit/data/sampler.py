@@ -1,7 +1,8 @@
 """Which picture comes when: seeded, resumable at any picture, sliced over processes.
 
-A sampler yields keys (epoch, repeat, index). The random numbers of a picture come from `sample_seed` of its key,
-so its pixels do not depend on which worker decodes it, on how workers start, or on where a run was resumed.
+A sampler yields keys (epoch, repeat, position). The random numbers of a picture come from its key and the
+seed, so its pixels do not depend on which worker decodes it, on how workers start, or on where a run was
+resumed.
 """
 
 from collections.abc import Iterator
@@ -15,11 +16,11 @@ _MASK = (1 << 64) - 1
 
 
 class Key(NamedTuple):
-    """One picture at one moment of training: epoch, which copy of it in the epoch, its position in the split."""
+    """A picture at a moment of training: epoch, which copy of it in the epoch, its position in the split."""
 
     epoch: int
     repeat: int
-    index: int
+    position: int
 
 
 def mix(*values: int) -> int:
@@ -38,7 +39,7 @@ def mix(*values: int) -> int:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw from torch's CPU generator as seeded, then put it back, so that training's own draws stay apart."""
+    """Draw from torch's CPU generator as seeded, then put it back: training's own draws stay apart."""
     generator = torch.random.default_generator
     before = generator.get_state()
     generator.manual_seed(seed)
@@ -66,7 +67,9 @@ class TrainSampler(Sampler[Key]):
 
     def __init__(self, size: int, *, seed: int, rank: int = 0, world: int = 1) -> None:
         if size < world:
-            raise ValueError(f"expected at least one training picture per process, but got {size} for {world}.")
+            raise ValueError(
+                f"expected at least one training picture per process, but got {size} for {world}."
+            )
         self.size, self.seed, self.rank, self.world = size, seed, rank, world
         self.epoch = 0
         self.started_epoch = 0
@@ -90,13 +93,14 @@ class TrainSampler(Sampler[Key]):
         start = self._resume[1] if self._resume[0] == epoch else 0
         order = torch.randperm(self.size, generator=torch.Generator().manual_seed(mix(self.seed, epoch)))
         mine = order[self.rank : len(self) * self.world : self.world][start:]
-        return (Key(epoch, 0, index) for index in mine.tolist())
+        return (Key(epoch, 0, position) for position in mine.tolist())
 
 
 class EvalSampler(Sampler[Key]):
     """Every picture exactly once over all processes, in order, without padding.
 
-    Processes may get one picture more or less than others, and none when there are fewer pictures than processes.
+    Processes may get one picture more or less than others, and none when there are fewer pictures than
+    processes.
 
     Args:
         size: pictures in the split.
@@ -111,4 +115,4 @@ class EvalSampler(Sampler[Key]):
         return len(self.positions)
 
     def __iter__(self) -> Iterator[Key]:
-        return (Key(0, 0, index) for index in self.positions)
+        return (Key(0, 0, position) for position in self.positions)

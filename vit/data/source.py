@@ -15,6 +15,8 @@ from vit.data.transforms import Augmentation
 
 log = logging.getLogger("vit.data")
 
+_AUGMENT = Augmentation()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source(ABC):
@@ -25,7 +27,7 @@ class Source(ABC):
     Args:
         batch_size: training pictures per step and process; default 32, fewer where there are not so many.
         eval_batch_size: pictures per evaluation step and process; default as batch_size.
-        num_workers: worker processes that decode; default by cores and amount of data, 0 decodes in training's own.
+        num_workers: worker processes that decode, 0 for none; default by cores and amount of data.
         multiprocessing_context: how workers start; default the platform's way.
         persistent_workers: keep workers from epoch to epoch.
         pin_memory: page-locked batches; default on a GPU.
@@ -37,7 +39,7 @@ class Source(ABC):
         augment: what training draws at random.
         background: red, green, blue (0-255) behind transparent pixels; default the preprocessing's (white).
         value_range: values of 16-bit, 32-bit and float pictures that stand for black and white.
-        max_pixels: largest width × height that is decoded.
+        max_pixels: largest width times height that is decoded.
 
     Raises:
         ValueError: a value out of its range.
@@ -54,7 +56,7 @@ class Source(ABC):
     split_seed: int = 0
     val: float = 0.1
     test: float = 0.1
-    augment: Augmentation = Augmentation()
+    augment: Augmentation = _AUGMENT
     background: tuple[int, int, int] | None = None
     value_range: tuple[float, float] | None = None
     max_pixels: int = MAX_PIXELS
@@ -64,7 +66,7 @@ class Source(ABC):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"expected {name} of at least {least}, but got {value}.")
-        if not (0 <= self.val and 0 <= self.test and self.val + self.test < 1):
+        if min(self.val, self.test) < 0 or self.val + self.test >= 1:
             raise ValueError(
                 "expected shares with 0 <= val, 0 <= test and val + test < 1, "
                 f"but got val={self.val}, test={self.test}."
@@ -86,7 +88,7 @@ class Source(ABC):
 
 
 def available_cores() -> int:
-    """Processor cores that this process may use: its affinity, and a container's quota (rounded down, at least 1)."""
+    """Processor cores that this process may use, by its affinity and a container's quota (rounded down)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota(Path("/sys/fs/cgroup"))
     return max(1, min(cores, math.floor(quota))) if quota else cores

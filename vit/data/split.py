@@ -45,8 +45,8 @@ def stratified_split(
 ) -> Int[ndarray, " n"]:
     """Split of every row, as positions in `SPLITS`; each class is split by itself.
 
-    A class's pictures are ordered by a hash of (seed, name): test takes the first, val the last. So the result
-    does not depend on the order of the rows, and a picture that is added later moves hardly any other.
+    A class's pictures are ordered by a hash of (seed, name): test takes the first, val the last. So the
+    result does not depend on the order of the rows, and a picture that is added later moves hardly any other.
 
     Args:
         labels: (n,) class index of each row.
@@ -104,7 +104,7 @@ def fill_splits(rows: Rows, *, val: float, test: float, seed: int) -> Int[ndarra
 def _say_small_classes(rows: Rows, splits: Int[ndarray, " n"], wanted: list[str]) -> None:
     for name in wanted:
         present = np.bincount(rows.labels[splits == SPLITS.index(name)], minlength=len(rows.classes))
-        missing = [rows.classes[i] for i in np.flatnonzero(present == 0)]
+        missing = [rows.classes[i] for i in np.flatnonzero(present == 0).tolist()]
         if missing:
             log.warning(
                 "%d %s too few pictures for the %s split and stay%s out of it: %s",

@@ -3,9 +3,10 @@
 An Arrow IPC file in the cache folder, memory-mapped and pickled as its path, so that many millions of rows
 and spawned workers cost little. Rows are ordered train, val, test: a split is a range, not a list of numbers.
 
-Columns: `path` (bytes of the file system's encoding, relative to the root, "/" between parts), `image` (encoded
-picture; only in tables that carry their pictures), `label`, `split`, `group`, `weight` (the last two optional).
-The schema's metadata holds the ordered class names, the root and what the source wants to remember.
+Columns: `path` (bytes of the file system's encoding, relative to the root, "/" between parts), `image`
+(encoded picture; only in tables that carry their pictures), `label`, `split`, `group`, `weight` (the last two
+optional). The schema's metadata holds the ordered class names, the root and what the source wants to
+remember.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ _VERSION = 1
 
 
 def cache_folder() -> Path:
-    """Folder for tables and prepared data: `VIT_CACHE`, else the platform's user cache folder / vit-toolkit."""
+    """Folder for tables and prepared data: `VIT_CACHE`, else vit-toolkit in the user's cache folder."""
     chosen = os.environ.get("VIT_CACHE")
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -116,12 +117,12 @@ class DataTable:
         columns = {name: batch.column(name) for name in batch.schema.names}
         self._length = batch.num_rows
         self._paths = columns["path"]
-        self._images = columns["image"] if "image" in columns else None
+        self._images = columns.get("image")
         self._label_column = columns["label"]
         flat = pa.types.is_integer(self._label_column.type)
         self._labels = self._label_column.to_numpy(zero_copy_only=True) if flat else None
-        self._groups = columns["group"] if "group" in columns else None
-        weights = columns["weight"] if "weight" in columns else None
+        self._groups = columns.get("group")
+        weights = columns.get("weight")
         self._weights = None if weights is None else weights.to_numpy(zero_copy_only=True)
 
     def __reduce__(self) -> tuple[type["DataTable"], tuple[str]]:
@@ -201,8 +202,8 @@ class DataTable:
 def write_table(rows: Rows) -> DataTable:
     """Write rows as a table file in the cache folder, named after its content, and open it.
 
-    Rows are put in the order train, val, test; within a split they keep the order they came in. Written beside
-    and renamed, so that a reader, a second process or a kill never meets half a file.
+    Rows are put in the order train, val, test; within a split they keep the order they came in. Written
+    beside and renamed, so that a reader, a second process or a kill never meets half a file.
 
     Raises:
         ValueError: there are no rows, a row has no split, or the cache folder cannot be written.

@@ -1,11 +1,11 @@
-"""Upright picture -> uint8 tensor: for evaluation exactly as the weights were evaluated, for training at random.
+"""Upright picture -> uint8 tensor: for evaluation as the weights were evaluated, for training at random.
 
 Both work on PIL pictures, whose resize always smooths before it shrinks (antialias).
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from jaxtyping import UInt8
@@ -39,8 +39,9 @@ class Preprocessing:
         std: per channel.
         interpolation: filter of the resize.
         crop_pct: share of the resized side that the central crop keeps, in (0, 1].
-        crop_mode: `center`: the short side is resized, the long one cropped; `squash`: both sides are resized,
-            the aspect ratio is lost; `border`: the long side is resized, the short one padded with the mean.
+        crop_mode: `center`: the short side is resized, the long one cropped; `squash`: both sides are
+            resized, the aspect ratio is lost; `border`: the long side is resized, the short one padded with
+            the mean.
         background: red, green, blue (0-255) behind transparent pixels.
         value_range: values of 16-bit, 32-bit and float pictures that stand for black and white.
 
@@ -88,12 +89,11 @@ class Preprocessing:
         return len(self.mean)
 
     def with_channels(self, channels: int) -> "Preprocessing":
-        """The same for another number of channels; grey takes the average of the three, RGB repeats the one."""
+        """The same for another number of channels: grey takes the mean of the three, RGB repeats the one."""
         if channels == self.channels:
             return self
-        values = {name: getattr(self, name) for name in ("mean", "std")}
-        changed = {name: (sum(v) / len(v),) * channels for name, v in values.items()}
-        return Preprocessing(**{**asdict(self), **changed})
+        mean, std = ((sum(v) / len(v),) * channels for v in (self.mean, self.std))
+        return replace(self, mean=mean, std=std)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON and YAML; `from_dict` reads them back."""
@@ -110,15 +110,16 @@ class Preprocessing:
         if unknown:
             known = ", ".join(field.name for field in fields(cls))
             raise ValueError(f"expected the preprocessing values {known}, but got also {', '.join(unknown)}.")
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**plain)
 
     @classmethod
     def from_timm(cls, config: Mapping[str, Any]) -> "Preprocessing":
         """From a timm `pretrained_cfg`; what it leaves open takes timm's defaults.
 
         Args:
-            config: holds `input_size` (channels, height, width) and any of mean, std, interpolation, crop_pct,
-                crop_mode.
+            config: holds `input_size` (channels, height, width) and any of mean, std, interpolation,
+                crop_pct, crop_mode.
         """
         channels, height, width = config["input_size"]
         known = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
@@ -186,7 +187,8 @@ def evaluation_transform(preprocessing: Preprocessing) -> Transform:
 def training_transform(preprocessing: Preprocessing, augmentation: Augmentation) -> Transform:
     """A random resized crop and flip, drawn from torch's default generator.
 
-    The filter of the resize sees the pixels just outside of the crop too, where torchvision's stops at its edge.
+    The filter of the resize sees the pixels just outside of the crop too, where torchvision's stops at its
+    edge.
     """
     return _Training(preprocessing, augmentation)
 

@@ -1,0 +1,33 @@
+"""Files -> seeded, resumable batches. Knows no model."""
+
+from vit.data.batch import Batch
+from vit.data.cifar import CIFAR10, CIFAR100
+from vit.data.decode import DecodeError, decode
+from vit.data.digits import Digits
+from vit.data.folder import Folder
+from vit.data.module import ImageDataModule
+from vit.data.source import Source
+from vit.data.split import read_split, write_split
+from vit.data.table import DataTable, Rows, write_table
+from vit.data.transforms import Augmentation, Preprocessing, evaluation_transform, training_transform
+
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "Augmentation",
+    "Batch",
+    "DataTable",
+    "DecodeError",
+    "Digits",
+    "Folder",
+    "ImageDataModule",
+    "Preprocessing",
+    "Rows",
+    "Source",
+    "decode",
+    "evaluation_transform",
+    "read_split",
+    "training_transform",
+    "write_split",
+    "write_table",
+]

@@ -1,0 +1,288 @@
+"""One Lightning datamodule around any source: splits, loaders, and the position for resuming."""
+
+import logging
+import os
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch.distributed
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import DataLoader, Sampler
+
+from vit.data.batch import Pictures, collate
+from vit.data.sampler import EvalSampler, Key, TrainSampler
+from vit.data.source import Source, choose_workers
+from vit.data.table import SPLITS, DataTable
+from vit.data.transforms import Preprocessing, Transform, evaluation_transform, training_transform
+
+log = logging.getLogger("vit.data")
+
+DEFAULT_BATCH_SIZE = 32
+
+
+class Loader(DataLoader):
+    """A loader that Lightning takes for resumable: its position is part of the datamodule's state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing of its own; see `ImageDataModule.state_dict`."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing of its own."""
+
+
+class ImageDataModule(LightningDataModule):
+    """Batches of a source's pictures.
+
+    The source is scanned when its table, classes or sizes are first asked for. Set `preprocessing` before the
+    loaders are made; it follows the model's weights.
+
+    Args:
+        source: where the pictures come from and how they are loaded.
+    """
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.source = source
+        self._preprocessing: Preprocessing | None = None
+        self._sampler: TrainSampler | None = None
+        self._position: tuple[int, int] | None = None
+
+    @cached_property
+    def table(self) -> DataTable:
+        """The data table; made on first use.
+
+        Raises:
+            ValueError: the pictures are not there or not laid out as expected.
+        """
+        return self.source.table()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in the order of their labels."""
+        return self.table.classes
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes K."""
+        return len(self.classes)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How pictures become tensors; what the source declares about its pictures goes first."""
+        chosen = self._preprocessing or Preprocessing()
+        return replace(
+            chosen,
+            background=self.source.background or chosen.background,
+            value_range=self.source.value_range or chosen.value_range,
+        )
+
+    @preprocessing.setter
+    def preprocessing(self, value: Preprocessing | None) -> None:
+        self._preprocessing = value
+
+    @cached_property
+    def seed(self) -> int:
+        """Of order and augmentation: the source's, else that of `seed_everything`, else 0."""
+        if self.source.seed is not None:
+            return self.source.seed
+        return int(os.environ.get("PL_GLOBAL_SEED", "0"))
+
+    @property
+    def batch_size(self) -> int:
+        """Training pictures per step and process: as asked for, but no more than there are."""
+        wanted = self.source.batch_size or DEFAULT_BATCH_SIZE
+        return max(1, min(wanted, len(self.table.rows("train")) // self._world()))
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Pictures per evaluation step and process."""
+        return self.source.eval_batch_size or self.source.batch_size or DEFAULT_BATCH_SIZE
+
+    def train_dataloader(self) -> Loader:
+        """Random crops and flips of the train split, in a seeded order.
+
+        Raises:
+            ValueError: there are no training pictures, or fewer than processes.
+        """
+        self._need("train")
+        wanted = self.source.batch_size or DEFAULT_BATCH_SIZE
+        if self.batch_size < wanted:
+            log.warning(
+                "batch_size lowered from %d to %d: train has no more pictures", wanted, self.batch_size
+            )
+        pictures = self._pictures(
+            "train", training_transform(self.preprocessing, self.source.augment), seed=self.seed
+        )
+        sampler = TrainSampler(len(pictures), seed=self.seed, rank=self._rank(), world=self._world())
+        position, self._position = self._position, None
+        if position is not None:
+            sampler.resume_at(*position)
+        elif self.trainer is not None:
+            sampler.set_epoch(self.trainer.current_epoch)
+        self._sampler = sampler
+        return self._loader(
+            pictures, sampler, batch_size=self.batch_size, drop_last=self.source.drop_last, keep=True
+        )
+
+    def val_dataloader(self) -> Loader | list[Loader]:
+        """The val split; no loader when `fit` runs on data without one."""
+        if not self.table.rows("val") and self._fn() == TrainerFn.FITTING:
+            return []
+        return self.loader("val")
+
+    def test_dataloader(self) -> Loader:
+        """The test split; nothing else opens its files."""
+        return self.loader("test")
+
+    def predict_dataloader(self) -> Loader:
+        """All pictures, in the order of the table."""
+        return self.loader(None)
+
+    def loader(self, split: str | None) -> Loader:
+        """Pictures of a split (None: of all) as they are evaluated, in the order of the table.
+
+        Raises:
+            ValueError: the split is empty.
+        """
+        self._need(split)
+        pictures = self._pictures(split, evaluation_transform(self.preprocessing))
+        sampler = EvalSampler(len(pictures), rank=self._rank(), world=self._world())
+        # Kept workers hold memory through all of training; a val loader is used in every epoch, others once.
+        keep = split == "val" and self._fn() == TrainerFn.FITTING
+        return self._loader(pictures, sampler, batch_size=self.eval_batch_size, drop_last=False, keep=keep)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position in the epoch, in pictures of all processes, and what it is a position in."""
+        if self.trainer is None or self._sampler is None:
+            return {}
+        epoch = self._sampler.started_epoch
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        batches = progress.processed
+        if batches >= self.trainer.num_training_batches:
+            epoch, batches = epoch + 1, 0
+        return {
+            "epoch": epoch,
+            "pictures": batches * self.batch_size * self._world(),
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "table": self.table.file.stem,
+            "classes": list(self.classes),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken.
+
+        Raises:
+            ValueError: the classes are others than the model was trained on.
+        """
+        if list(self.classes) != state_dict["classes"]:
+            raise ValueError(
+                f"expected the classes of the checkpoint ({', '.join(state_dict['classes'][:20])}), but the "
+                f"data has {', '.join(self.classes[:20])}. Use the same data, or start a new run."
+            )
+        ours = {"seed": self.seed, "table": self.table.file.stem}
+        if state_dict["pictures"]:
+            ours["batch_size"] = self.batch_size
+        changed = [name for name, value in ours.items() if state_dict[name] != value]
+        if changed and self._fn() == TrainerFn.FITTING:
+            log.warning(
+                "not what the checkpoint was trained with, so the run goes on differently: %s", changed
+            )
+        self._position = (state_dict["epoch"], state_dict["pictures"])
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for the plan: root, sizes, what was left out, batch size and workers with reasons."""
+        workers, reason = self._workers()
+        wanted = self.source.batch_size or DEFAULT_BATCH_SIZE
+        counts = {
+            split: np.bincount(self.table.labels(split), minlength=self.num_classes).tolist()
+            for split in SPLITS
+        }
+        return {
+            "source": type(self.source).__name__,
+            "root": str(self.table.root),
+            "table": str(self.table.file),
+            "classes": list(self.classes),
+            "pictures": {split: len(self.table.rows(split)) for split in SPLITS},
+            "pictures_per_class": {
+                name: {split: counts[split][i] for split in SPLITS} for i, name in enumerate(self.classes)
+            },
+            **self.table.info,
+            "seed": self.seed,
+            "split_seed": self.source.split_seed,
+            "batch_size": self.batch_size,
+            "batch_size_reason": "as asked for"
+            if self.batch_size == wanted
+            else f"train is smaller than {wanted}",
+            "eval_batch_size": self.eval_batch_size,
+            "num_workers": workers,
+            "num_workers_reason": reason,
+            "preprocessing": self.preprocessing.to_dict(),
+        }
+
+    def _need(self, split: str | None) -> None:
+        if not self.table.rows(split):
+            sizes = ", ".join(f"{name} {len(self.table.rows(name))}" for name in SPLITS)
+            raise ValueError(
+                f"expected pictures in the {split} split of {self.table.root}, but the splits have: {sizes}. "
+                f"Add a {split} folder, or leave the split to the shares val and test."
+            )
+
+    def _pictures(self, split: str | None, transform: Transform, seed: int | None = None) -> Pictures:
+        return Pictures(
+            self.table,
+            split,
+            transform,
+            preprocessing=self.preprocessing,
+            max_pixels=self.source.max_pixels,
+            seed=seed,
+        )
+
+    def _loader(
+        self, pictures: Pictures, sampler: Sampler[Key], *, batch_size: int, drop_last: bool, keep: bool
+    ) -> Loader:
+        workers, _ = self._workers()
+        pin = self._on_gpu() if self.source.pin_memory is None else self.source.pin_memory
+        return Loader(
+            pictures,
+            batch_size=batch_size,
+            sampler=sampler,
+            drop_last=drop_last,
+            num_workers=workers,
+            collate_fn=collate,
+            pin_memory=pin,
+            multiprocessing_context=self.source.multiprocessing_context if workers else None,
+            persistent_workers=keep and self.source.persistent_workers and workers > 0,
+        )
+
+    def _workers(self) -> tuple[int, str]:
+        if self.source.num_workers is not None:
+            return self.source.num_workers, "as asked for"
+        processes = self.trainer.num_devices if self.trainer is not None else 1
+        return choose_workers(self.table, on_gpu=self._on_gpu(), processes=processes)
+
+    def _on_gpu(self) -> bool:
+        if self.trainer is None:
+            return torch.cuda.is_available()
+        return self.trainer.strategy.root_device.type == "cuda"
+
+    def _fn(self) -> TrainerFn | None:
+        return None if self.trainer is None else self.trainer.state.fn
+
+    def _world(self) -> int:
+        if self.trainer is not None:
+            return self.trainer.world_size
+        return torch.distributed.get_world_size() if _distributed() else 1
+
+    def _rank(self) -> int:
+        if self.trainer is not None:
+            return self.trainer.global_rank
+        return torch.distributed.get_rank() if _distributed() else 0
+
+
+def _distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
