@@ -1,7 +1,5 @@
 """vit/models/vit.py: equation by equation, every option, initialisation, groups, compiling and exporting."""
 
-import copy
-import math
 from dataclasses import fields
 
 import pytest
@@ -266,7 +264,7 @@ def test_encode_takes_a_selection_of_tokens_and_masks(randomise):
     assert torch.equal(causal[0][:, :-1], causal[1][:, :-1])
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", ["attention", "registers", "post-norm"])
 def test_the_model_compiles_into_one_graph(preset, randomise, as_users_run):
     model = randomise(build(**PRESETS[preset]))
     torch._dynamo.reset()
@@ -286,9 +284,11 @@ def test_the_model_exports_with_a_dynamic_batch(fused, randomise):
         torch.testing.assert_close(exported(x), model(x))
 
 
-def test_a_copy_and_a_pickled_state_are_independent(randomise):
-    model = randomise(build())
-    twin = copy.deepcopy(model)
-    twin.head.weight.data.zero_()
-    assert model.head.weight.abs().sum() > 0
-    assert math.isfinite(model(images()).sum().item())
+def test_a_dynamic_model_exports_with_dynamic_batch_height_and_width(randomise, as_users_run):
+    model = randomise(build(dynamic_size=True))
+    free = torch.export.Dim.DYNAMIC
+    shapes = {"images": {0: free, 2: free, 3: free}}
+    exported = torch.export.export(model, (images(48, 64),), dynamic_shapes=shapes).module()
+    for size in ((32, 32), (40, 64), (64, 48)):
+        x = torch.randn(3, 3, *size)
+        torch.testing.assert_close(exported(x), model(x))

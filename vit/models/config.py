@@ -192,7 +192,8 @@ class ViTConfig:
                 raise ValueError(
                     f"expected options of ViTConfig, but got {name!r}: did you mean {', '.join(near)}?"
                 )
-        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+        plain: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        return cls(**plain)
 
 
 def check_divisible(size: tuple[int, int], patch_size: int) -> None:

@@ -1,7 +1,7 @@
 """Position embeddings, and how they move to another grid of patches."""
 
 from jaxtyping import Float
-from torch import Tensor, cat
+from torch import SymInt, Tensor, cat
 from torch.nn import functional as F
 
 Grid = tuple[int, int]
@@ -29,7 +29,8 @@ def resample_table(
             f"expected a position table of {prefix} prefix rows and {old[0]}x{old[1]} patches, "
             f"but got {table.shape[1]} rows."
         )
-    if old == new:
+    # While `torch.export` traces, a comparison would tie the graph to one size.
+    if not any(isinstance(side, SymInt) for side in new) and old == new:
         return table
     grid = table[:, prefix:].float().unflatten(1, old).permute(0, 3, 1, 2)  # (1, d, rows, columns)
     grid = F.interpolate(grid, size=new, mode="bicubic", antialias=True)
