@@ -2,7 +2,7 @@
 
 from vit.data.batch import Batch
 from vit.data.cifar import CIFAR10, CIFAR100
-from vit.data.decode import DecodeError, decode
+from vit.data.decode import DecodeError
 from vit.data.digits import Digits
 from vit.data.folder import Folder
 from vit.data.module import ImageDataModule
@@ -24,7 +24,6 @@ __all__ = [
     "Preprocessing",
     "Rows",
     "Source",
-    "decode",
     "evaluation_transform",
     "read_split",
     "training_transform",

@@ -171,6 +171,7 @@ def _skip_loose(scan: _Scan, pictures: list[str]) -> None:
 def _class_pictures(scan: _Scan, prefix: str, folders: list[str]) -> dict[str, list[bytes]]:
     """Pictures of each class folder, as paths below the root."""
     found: dict[str, list[bytes]] = {}
+    above = frozenset(_identity(os.path.join(scan.root, folder)) for folder in ("", prefix))
     for folder in folders:
         # A Mac writes "é" as two characters, others as one: one class, whoever made the folder.
         name = unicodedata.normalize("NFC", folder)
@@ -179,15 +180,14 @@ def _class_pictures(scan: _Scan, prefix: str, folders: list[str]) -> dict[str, l
                 f"expected one folder per class, but {scan.root} holds {name}/ in two spellings."
             )
         start = f"{prefix}/{folder}" if prefix else folder
-        found[name] = [os.fsencode(path) for path in _walk(scan, start, frozenset())]
+        found[name] = [os.fsencode(path) for path in _walk(scan, start, above)]
     return found
 
 
 def _walk(scan: _Scan, folder: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
     """Pictures below a folder; links to folders are followed, except into a folder that is being walked."""
     absolute = os.path.join(scan.root, folder)
-    status = os.stat(absolute)
-    here = (status.st_dev, status.st_ino)
+    here = _identity(absolute)
     if here in above:
         scan.unused.append(f"{folder}/ (a link to a folder above it)")
         return
@@ -196,6 +196,11 @@ def _walk(scan: _Scan, folder: str, above: frozenset[tuple[int, int]]) -> Iterat
         yield f"{folder}/{name}"
     for name in folders:
         yield from _walk(scan, f"{folder}/{name}", above | {here})
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
 
 
 def _class_names(
