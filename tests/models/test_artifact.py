@@ -88,9 +88,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_timm_and_transformers_open_the_folder_with_equal_logits_names_and_preprocessing(
-    kind, tmp_path, randomise
-):
+def test_timm_and_transformers_open_the_folder_with_equal_logits_names_and_preprocessing(kind, tmp_path, randomise):
     options, names = KINDS[kind]
     model = build(randomise, **options)
     folder = save(tmp_path / "model", model, names)
@@ -188,9 +186,7 @@ def test_saving_again_replaces_the_folder(tmp_path, randomise):
 
 @pytest.mark.parametrize("broken", ["save_file", "_flush_to_disk", "model_card"])
 @pytest.mark.parametrize("earlier", [True, False])
-def test_a_failing_write_leaves_what_was_there_and_nothing_else(
-    earlier, broken, tmp_path, randomise, monkeypatch
-):
+def test_a_failing_write_leaves_what_was_there_and_nothing_else(earlier, broken, tmp_path, randomise, monkeypatch):
     model = build(randomise)
     if earlier:
         save(tmp_path / "model", model)
@@ -250,9 +246,7 @@ def test_a_folder_with_other_files_is_never_replaced(tmp_path, randomise):
     ],
 )
 @pytest.mark.usefixtures("as_users_run")
-def test_what_does_not_fit_the_model_is_refused_and_nothing_is_written(
-    classes, changes, message, tmp_path, randomise
-):
+def test_what_does_not_fit_the_model_is_refused_and_nothing_is_written(classes, changes, message, tmp_path, randomise):
     with pytest.raises(ValueError, match=message):
         save(tmp_path / "model", build(randomise), classes, **changes)
     assert list(tmp_path.iterdir()) == []

@@ -94,9 +94,7 @@ def test_strict_loading_both_ways_gives_equal_logits(kind, randomise):
 def test_timms_model_built_from_our_arguments_is_the_same(kind, randomise):
     _, ours, config = pair(kind)
     assert timm_gaps(config) == []
-    rebuilt = timm.create_model(
-        timm_architecture(config), num_classes=config.num_classes, **timm_arguments(config)
-    )
+    rebuilt = timm.create_model(timm_architecture(config), num_classes=config.num_classes, **timm_arguments(config))
     rebuilt.load_state_dict(randomise(ours).state_dict(), strict=True)
     with torch.no_grad():
         images = images_for(config)
@@ -124,9 +122,9 @@ def test_stochastic_depth_grows_as_in_timm():
         assert a.drop_path1.rate == pytest.approx(getattr(b.drop_path1, "drop_prob", 0.0))
 
 
-@pytest.mark.parametrize("hidden", [1, 40, 97, 1000, 6144])
+@pytest.mark.parametrize("hidden", [1, 15, 61, 1000, 6144])
 def test_the_mlp_ratio_gives_back_the_hidden_size(hidden):
-    for width in (7, 48, 1408):
+    for width in (7, 11, 1408):
         config = ViTConfig(width=width, heads=1, mlp_dim=hidden)
         assert int(width * timm_arguments(config)["mlp_ratio"]) == hidden
 

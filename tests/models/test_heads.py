@@ -25,9 +25,7 @@ def test_the_pretraining_head_has_one_hidden_layer_with_tanh(randomise):
 
 
 @pytest.mark.parametrize("options", [{}, {"class_token": False, "pool": "mean"}, {"pool": "attention"}])
-@pytest.mark.parametrize(
-    "before", [{"head": "mlp", "num_classes": 11}, {"num_classes": 4}, {"num_classes": 0}]
-)
+@pytest.mark.parametrize("before", [{"head": "mlp", "num_classes": 11}, {"num_classes": 4}, {"num_classes": 0}])
 @pytest.mark.parametrize("as_method", [True, False])
 def test_after_swapping_all_logits_are_zero_and_the_loss_is_ln_k(options, before, as_method, randomise):
     model = randomise(build(**options, **before)).train()

@@ -65,9 +65,7 @@ def test_a_block_equals_torchs_encoder_layer_with_the_same_weights(norm):
     x = torch.randn(2, 7, 12)
     torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=1e-5)
     causal = nn.Transformer.generate_square_subsequent_mask(7)
-    torch.testing.assert_close(
-        ours(x, causal=True), theirs(x, src_mask=causal, is_causal=True), atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(ours(x, causal=True), theirs(x, src_mask=causal, is_causal=True), atol=1e-5, rtol=1e-5)
 
 
 def test_layer_scale_of_zero_silences_both_branches():

@@ -33,6 +33,7 @@ CHANGED = {
     "position_dropout": 0.2,
     "attention_dropout": 0.3,
     "drop_path": 0.4,
+    "init_std": 0.05,
     "num_classes": 3,
     "head": "mlp",
     "dynamic_size": True,

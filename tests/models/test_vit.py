@@ -94,7 +94,7 @@ OPTIONS = {
     "num_classes": 4,
     "head": "mlp",
 }
-SHAPELESS = {"dynamic_size", "fused"}  # each has a test of its own
+SHAPELESS = {"dynamic_size", "fused", "init_std"}  # each has a test of its own
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -143,8 +143,10 @@ def test_with_dynamic_size_any_size_that_the_patch_divides_works():
 
 
 # Case B19.
-def test_initial_weights_have_the_documented_statistics():
-    model = VisionTransformer(vit_config("Ti/16", depth=2, pool="attention", registers=64, num_classes=5))
+@pytest.mark.parametrize("init_std", [0.02, 0.1])
+def test_initial_weights_have_the_documented_statistics(init_std):
+    options = {"pool": "attention", "registers": 64, "init_std": init_std}
+    model = VisionTransformer(vit_config("Ti/16", depth=2, num_classes=5, **options))
     for name, parameter in model.named_parameters():
         last = name.split(".")[-1]
         if name.startswith("head") or last == "bias":
@@ -152,7 +154,7 @@ def test_initial_weights_have_the_documented_statistics():
         elif ".norm" in name or name.startswith(("norm", "fc_norm")):
             assert torch.equal(parameter, torch.ones_like(parameter)), name
         else:
-            std = (16 * 16 * 3) ** -0.5 if name.startswith("patch_embed") else 0.02
+            std = (16 * 16 * 3) ** -0.5 if name.startswith("patch_embed") else init_std
             tolerance = 0.25 if parameter.numel() < 1000 else 0.1
             assert parameter.std().item() == pytest.approx(std, rel=tolerance), name
             assert parameter.abs().max() <= 2 * std, name
@@ -171,11 +173,7 @@ def test_layer_scale_starts_at_its_value():
 def test_one_backward_pass_reaches_every_parameter(preset):
     model = build(**PRESETS[preset])
     out = model(images())
-    loss = (
-        nn.functional.cross_entropy(out, torch.tensor([0, 1]))
-        if model.config.num_classes
-        else out.square().sum()
-    )
+    loss = nn.functional.cross_entropy(out, torch.tensor([0, 1])) if model.config.num_classes else out.square().sum()
     loss.backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
@@ -232,9 +230,7 @@ def test_gradient_checkpointing_changes_neither_loss_nor_gradient(options, rando
 
 def test_dropout_stands_where_the_paper_has_it():
     """After every dense layer but those to q, k, v (and the logits), and directly after adding positions."""
-    rates = {
-        name: m.p for name, m in build(dropout=0.1, head="mlp").named_modules() if isinstance(m, nn.Dropout)
-    }
+    rates = {name: m.p for name, m in build(dropout=0.1, head="mlp").named_modules() if isinstance(m, nn.Dropout)}
     on = {name for name, rate in rates.items() if rate}
     blocks = {f"blocks.{i}.{part}" for i in (0, 1) for part in ("attn.proj_drop", "mlp.drop1", "mlp.drop2")}
     assert on == {"pos_drop", "head.drop", *blocks}

@@ -75,9 +75,7 @@ def save_model(
     try:
         text = json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"expected plain finite values in preprocessing and provenance, but got {error}."
-        ) from error
+        raise ValueError(f"expected plain finite values in preprocessing and provenance, but got {error}.") from error
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     beside.mkdir()
@@ -166,9 +164,7 @@ def _check_classes(classes: Sequence[str], config: ViTConfig) -> None:
     if isinstance(classes, str) or not all(isinstance(name, str) and name for name in classes):
         raise ValueError(f"expected class names as a list of texts, but got {classes!r}.")
     if len(classes) != config.num_classes:
-        raise ValueError(
-            f"expected {config.num_classes} class names, as many as logits, but got {len(classes)}."
-        )
+        raise ValueError(f"expected {config.num_classes} class names, as many as logits, but got {len(classes)}.")
     if len(set(classes)) != len(classes):
         twice = sorted({name for name in classes if list(classes).count(name) > 1})
         raise ValueError(f"expected each class name once, but got {', '.join(twice)} more than once.")
@@ -176,9 +172,7 @@ def _check_classes(classes: Sequence[str], config: ViTConfig) -> None:
 
 def _check_preprocessing(preprocessing: Mapping[str, Any], config: ViTConfig) -> None:
     if missing := [name for name in PREPROCESSING if name not in preprocessing]:
-        raise ValueError(
-            f"expected {', '.join(PREPROCESSING)} in preprocessing, but {', '.join(missing)} is missing."
-        )
+        raise ValueError(f"expected {', '.join(PREPROCESSING)} in preprocessing, but {', '.join(missing)} is missing.")
     size = preprocessing["image_size"]
     size = (size, size) if isinstance(size, int) else tuple(size)
     if size != config.size and not config.dynamic_size:
@@ -188,19 +182,13 @@ def _check_preprocessing(preprocessing: Mapping[str, Any], config: ViTConfig) ->
         )
     for name in ("mean", "std"):
         if len(preprocessing[name]) != config.channels:
-            raise ValueError(
-                f"expected {config.channels} values of {name}, but got {list(preprocessing[name])}."
-            )
+            raise ValueError(f"expected {config.channels} values of {name}, but got {list(preprocessing[name])}.")
 
 
 def _check_target(target: Path) -> None:
     if not target.exists():
         return
-    others = (
-        [p.name for p in target.iterdir() if p.name not in (WEIGHTS, CONFIG, CARD)]
-        if target.is_dir()
-        else ["it"]
-    )
+    others = [p.name for p in target.iterdir() if p.name not in (WEIGHTS, CONFIG, CARD)] if target.is_dir() else ["it"]
     if others:
         raise ValueError(
             f"expected {target} to be new, empty or an earlier model folder, but got other files: "

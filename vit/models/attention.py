@@ -49,7 +49,7 @@ def masked_softmax(scores: Float[Tensor, "b h q k"], mask: Mask | None) -> Float
     else:
         blocked = mask == -math.inf
         scores = scores + mask
-    # The lowest finite number in place of -inf, whose gradient would be NaN in rows without a single key.
+    # The lowest finite number, not -inf, with which a row without any key would be NaN on its way to zeros.
     scores = scores.masked_fill(blocked, torch.finfo(scores.dtype).min)
     return scores.softmax(-1).masked_fill(blocked, 0.0)
 

@@ -51,9 +51,7 @@ timm and transformers cannot open this model, because timm has no {gaps}.
 """
 
 
-def model_card(
-    config: ViTConfig, classes: Sequence[str], preprocessing: Mapping[str, Any], gaps: Sequence[str]
-) -> str:
+def model_card(config: ViTConfig, classes: Sequence[str], preprocessing: Mapping[str, Any], gaps: Sequence[str]) -> str:
     """Markdown for `README.md`.
 
     Args:

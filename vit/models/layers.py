@@ -68,9 +68,7 @@ class Mlp(nn.Module):
         dropout: rate after either layer.
     """
 
-    def __init__(
-        self, width: int, hidden: int, *, activation: Activation = "gelu", dropout: float = 0.0
-    ) -> None:
+    def __init__(self, width: int, hidden: int, *, activation: Activation = "gelu", dropout: float = 0.0) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
         self.act = make_activation(activation)
@@ -180,9 +178,7 @@ class AttentionPool(CrossAttention):
         dropout: rate after the output projection.
     """
 
-    def __init__(
-        self, width: int, heads: int, mlp: nn.Module, *, norm_eps: float = 1e-6, dropout: float = 0.0
-    ) -> None:
+    def __init__(self, width: int, heads: int, mlp: nn.Module, *, norm_eps: float = 1e-6, dropout: float = 0.0) -> None:
         super().__init__(width, heads, dropout=dropout)
         self.latent = nn.Parameter(torch.zeros(1, 1, width))
         self.norm = nn.LayerNorm(width, eps=norm_eps)

@@ -7,9 +7,7 @@ from torch.nn import functional as F
 Grid = tuple[int, int]
 
 
-def resample_table(
-    table: Float[Tensor, "1 t d"], old: Grid, new: Grid, *, prefix: int
-) -> Float[Tensor, "1 u d"]:
+def resample_table(table: Float[Tensor, "1 t d"], old: Grid, new: Grid, *, prefix: int) -> Float[Tensor, "1 u d"]:
     """A learned position table for another grid, interpolated in 2-D by position in the image (ViT, 3.2).
 
     Bicubic with antialiasing, in float32 and to an explicit size, as timm does it. Prefix rows stay as they

@@ -201,21 +201,22 @@ def _make_block(c: ViTConfig, index: int) -> Block:
 def init_weights(model: VisionTransformer) -> None:
     """Initialise all weights but the head's, which starts at zero.
 
-    Dense layers, tokens and positions: a truncated normal of standard deviation 0.02 that ends at 2 of them;
+    Dense layers, tokens and positions: a truncated normal of standard deviation `init_std` that ends at 2 of them;
     biases 0. E: the same with standard deviation 1/√(P²C), which turns patches of unit variance into tokens
     of unit variance, as in the paper's code. Norms and LayerScale keep their own start values.
 
     Args:
         model: changed in place.
     """
+    std = model.config.init_std
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name not in ("head", "head.out"):
-            trunc_normal(module.weight, std=0.02)
+            trunc_normal(module.weight, std=std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         for part, parameter in module.named_parameters(prefix=name, recurse=False):
             if part.split(".")[-1] in EMBEDDINGS:
-                trunc_normal(parameter, std=0.02)
+                trunc_normal(parameter, std=std)
     patches = model.patch_embed.proj
     trunc_normal(patches.weight, std=patches.weight[0].numel() ** -0.5)
     if patches.bias is not None:
