@@ -88,9 +88,7 @@ def test_classes_stand_in_plain_order_and_are_stored(plant):
 
 
 # A23
-@pytest.mark.parametrize(
-    "names", [("train", "val", "test"), ("Training", "validation", "testing"), ("train", "valid")]
-)
+@pytest.mark.parametrize("names", [("train", "val", "test"), ("Training", "validation", "testing"), ("train", "valid")])
 def test_split_folders_are_known_by_their_usual_names(plant, names):
     root = plant({f"{name}/{c}": 4 for name in names for c in "ab"})
     t = table(root)
@@ -102,9 +100,7 @@ def test_split_folders_are_known_by_their_usual_names(plant, names):
 
 def test_a_root_one_level_too_high_is_refused(plant):
     root = plant({"data/train/a": 2, "data/train/b": 2, "data/val/a": 2})
-    with pytest.raises(
-        ValueError, match=r"root/train/<class>(?s:.*)one level too high.*data/train/"
-    ) as caught:
+    with pytest.raises(ValueError, match=r"root/train/<class>(?s:.*)one level too high.*data/train/") as caught:
         table(root)
     assert f"Give {root / 'data'} as data.root" in str(caught.value)
 
@@ -127,7 +123,7 @@ def test_folders_beside_the_splits_are_left_out_and_named(plant, caplog):
 
 
 def test_two_folders_for_one_split_are_refused(plant):
-    with pytest.raises(ValueError, match="both val/ and valid/|both valid/ and val/"):
+    with pytest.raises(ValueError, match="both val/ and valid/"):
         table(plant({"train/a": 2, "train/b": 2, "val/a": 1, "valid/b": 1}))
 
 

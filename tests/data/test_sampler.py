@@ -24,7 +24,7 @@ def test_training_ranks_share_an_epoch_equally_without_overlap():
     for size in range(4, 21):
         for world in range(1, 5):
             ranks = [positions(TrainSampler(size, seed=1, rank=rank, world=world)) for rank in range(world)]
-            seen = sum(ranks, [])
+            seen = [position for rank in ranks for position in rank]
             assert {len(rank) for rank in ranks} == {size // world}
             assert len(set(seen)) == len(seen) == size // world * world
 
@@ -32,9 +32,7 @@ def test_training_ranks_share_an_epoch_equally_without_overlap():
 def test_pictures_left_out_by_several_processes_differ_from_epoch_to_epoch():
     left_out = set()
     for epoch in range(20):
-        seen = {
-            p for rank in range(3) for p in positions(TrainSampler(11, seed=0, rank=rank, world=3), epoch)
-        }
+        seen = {p for rank in range(3) for p in positions(TrainSampler(11, seed=0, rank=rank, world=3), epoch)}
         left_out |= set(range(11)) - seen
     assert len(left_out) == 11
 

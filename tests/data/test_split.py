@@ -16,9 +16,7 @@ def split(counts, val=0.1, test=0.1, seed=0, order=None):
 
 def test_each_class_is_held_out_by_its_share():
     codes, labels = split([10, 20, 100, 33], val=0.2, test=0.1)
-    table = np.array(
-        [np.bincount(np.array(list(codes.values()))[labels == c], minlength=3) for c in range(4)]
-    )
+    table = np.array([np.bincount(np.array(list(codes.values()))[labels == c], minlength=3) for c in range(4)])
     assert table.tolist() == [[7, 2, 1], [14, 4, 2], [70, 20, 10], [23, 7, 3]]
 
 

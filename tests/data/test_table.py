@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from vit.data.digits import write_digits
 from vit.data.table import SPLITS, DataTable, Rows, cache_folder, write_table
 
 
@@ -117,11 +118,17 @@ def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
 
 
 def write_many(start):
-    return [str(write_table(rows(start + i)).file) for i in range(20)]
+    digits = write_digits()
+    pictures = sum(1 for _ in digits.glob("*/*.png"))
+    return pictures, [str(write_table(rows(start + i)).file) for i in range(20)]
 
 
-def test_two_processes_write_the_same_tables_at_once():
+@pytest.mark.slow
+def test_two_processes_make_tables_and_digits_at_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("VIT_CACHE", str(tmp_path))
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         first, second = pool.map(write_many, [1, 1])
     assert first == second
-    assert [len(DataTable(file)) for file in first] == list(range(1, 21))
+    assert first[0] == 1797
+    assert [len(DataTable(file)) for file in first[1]] == list(range(1, 21))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits", "tables"]

@@ -54,10 +54,7 @@ def test_one_channel_takes_the_mean_of_three(draw):
     assert grey.std == pytest.approx((np.mean(IMAGENET["std"]),))
     assert evaluation_transform(grey)(draw(mode="L")).shape == (1, 16, 16)
     assert grey.with_channels(3).mean == pytest.approx(grey.mean * 3)
-    assert (
-        evaluation_transform(dataclasses.replace(grey, crop_mode="border"))(draw(20, 9, mode="L")).shape[0]
-        == 1
-    )
+    assert evaluation_transform(dataclasses.replace(grey, crop_mode="border"))(draw(20, 9, mode="L")).shape[0] == 1
 
 
 def test_preprocessing_survives_json_and_timm():

@@ -54,9 +54,7 @@ class CIFAR10(Source):
         place, files = self._files()
         names_key, label_key = self._keys()
         meta = self._published.meta["filename"]
-        classes = tuple(
-            name.decode() for name in _entry(read_plain(files[meta], meta), names_key, list, meta)
-        )
+        classes = tuple(name.decode() for name in _entry(read_plain(files[meta], meta), names_key, list, meta))
         images: list[bytes] = []
         paths: list[bytes] = []
         labels: list[int] = []
@@ -189,8 +187,7 @@ def _read_archive(archive: Path, base: str, names: list[str]) -> dict[str, bytes
     missing = sorted(set(names) - set(files))
     if missing:
         raise ValueError(
-            f"expected the official archive at {archive}, but it lacks {', '.join(missing)} in {base}/. "
-            "Fetch it again."
+            f"expected the official archive at {archive}, but it lacks {', '.join(missing)} in {base}/. Fetch it again."
         )
     return files
 

@@ -183,9 +183,7 @@ def _to_channels(picture: Image.Image, channels: int, background: tuple[int, int
     if picture.mode == target:
         return picture
     if picture.mode not in ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV"):
-        raise DecodeError(
-            f"pictures of mode {picture.mode} cannot be turned into {target}. Save it as RGB instead."
-        )
+        raise DecodeError(f"pictures of mode {picture.mode} cannot be turned into {target}. Save it as RGB instead.")
     if target == "L" and picture.mode not in ("1", "L", "RGB"):
         picture = picture.convert("RGB")
     return picture.convert(target)

@@ -93,9 +93,7 @@ def scan_folder(root: Path, *, classes: tuple[str, ...] | None = None) -> Rows:
     else:
         if not folders:
             came = f"{len(loose)} pictures and no folders" if loose else "no folders"
-            raise ValueError(
-                f"{EXPECTED_TREE}\nbut {root} holds {came}. Sort the pictures into class folders."
-            )
+            raise ValueError(f"{EXPECTED_TREE}\nbut {root} holds {came}. Sort the pictures into class folders.")
         _refuse_split_level(root, folders)
         found[UNASSIGNED] = _class_pictures(scan, "", folders)
     _skip_loose(scan, loose)
@@ -176,9 +174,7 @@ def _class_pictures(scan: _Scan, prefix: str, folders: list[str]) -> dict[str, l
         # A Mac writes "é" as two characters, others as one: one class, whoever made the folder.
         name = unicodedata.normalize("NFC", folder)
         if name in found:
-            raise ValueError(
-                f"expected one folder per class, but {scan.root} holds {name}/ in two spellings."
-            )
+            raise ValueError(f"expected one folder per class, but {scan.root} holds {name}/ in two spellings.")
         start = f"{prefix}/{folder}" if prefix else folder
         found[name] = [os.fsencode(path) for path in _walk(scan, start, above)]
     return found

@@ -111,12 +111,8 @@ class ImageDataModule(LightningDataModule):
         self._need("train")
         wanted = self.source.batch_size or DEFAULT_BATCH_SIZE
         if self.batch_size < wanted:
-            log.warning(
-                "batch_size lowered from %d to %d: train has no more pictures", wanted, self.batch_size
-            )
-        pictures = self._pictures(
-            "train", training_transform(self.preprocessing, self.source.augment), seed=self.seed
-        )
+            log.warning("batch_size lowered from %d to %d: train has no more pictures", wanted, self.batch_size)
+        pictures = self._pictures("train", training_transform(self.preprocessing, self.source.augment), seed=self.seed)
         sampler = TrainSampler(len(pictures), seed=self.seed, rank=self._rank(), world=self._world())
         position, self._position = self._position, None
         if position is not None:
@@ -124,9 +120,7 @@ class ImageDataModule(LightningDataModule):
         elif self.trainer is not None:
             sampler.set_epoch(self.trainer.current_epoch)
         self._sampler = sampler
-        return self._loader(
-            pictures, sampler, batch_size=self.batch_size, drop_last=self.source.drop_last, keep=True
-        )
+        return self._loader(pictures, sampler, batch_size=self.batch_size, drop_last=self.source.drop_last, keep=True)
 
     def val_dataloader(self) -> Loader | list[Loader]:
         """The val split; no loader when `fit` runs on data without one."""
@@ -189,19 +183,14 @@ class ImageDataModule(LightningDataModule):
             ours["batch_size"] = self.batch_size
         changed = [name for name, value in ours.items() if state_dict[name] != value]
         if changed and self._fn() == TrainerFn.FITTING:
-            log.warning(
-                "not what the checkpoint was trained with, so the run goes on differently: %s", changed
-            )
+            log.warning("not what the checkpoint was trained with, so the run goes on differently: %s", changed)
         self._position = (state_dict["epoch"], state_dict["pictures"])
 
     def describe(self) -> dict[str, Any]:
         """Plain values for the plan: root, sizes, what was left out, batch size and workers with reasons."""
         workers, reason = self._workers()
         wanted = self.source.batch_size or DEFAULT_BATCH_SIZE
-        counts = {
-            split: np.bincount(self.table.labels(split), minlength=self.num_classes).tolist()
-            for split in SPLITS
-        }
+        counts = {split: np.bincount(self.table.labels(split), minlength=self.num_classes).tolist() for split in SPLITS}
         return {
             "source": type(self.source).__name__,
             "root": str(self.table.root),
@@ -215,9 +204,7 @@ class ImageDataModule(LightningDataModule):
             "seed": self.seed,
             "split_seed": self.source.split_seed,
             "batch_size": self.batch_size,
-            "batch_size_reason": "as asked for"
-            if self.batch_size == wanted
-            else f"train is smaller than {wanted}",
+            "batch_size_reason": "as asked for" if self.batch_size == wanted else f"train is smaller than {wanted}",
             "eval_batch_size": self.eval_batch_size,
             "num_workers": workers,
             "num_workers_reason": reason,

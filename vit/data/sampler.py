@@ -67,9 +67,7 @@ class TrainSampler(Sampler[Key]):
 
     def __init__(self, size: int, *, seed: int, rank: int = 0, world: int = 1) -> None:
         if size < world:
-            raise ValueError(
-                f"expected at least one training picture per process, but got {size} for {world}."
-            )
+            raise ValueError(f"expected at least one training picture per process, but got {size} for {world}.")
         self.size, self.seed, self.rank, self.world = size, seed, rank, world
         self.epoch = 0
         self.started_epoch = 0

@@ -144,7 +144,5 @@ def read_split(file: str | Path) -> dict[str, str]:
     try:
         columns = pq.read_table(file, columns=["path", "split"])
     except (OSError, pa.ArrowInvalid) as error:
-        raise ValueError(
-            f"expected a Parquet file with the columns path and split at {file}, but: {error}"
-        ) from error
+        raise ValueError(f"expected a Parquet file with the columns path and split at {file}, but: {error}") from error
     return dict(zip(columns["path"].to_pylist(), columns["split"].to_pylist(), strict=True))

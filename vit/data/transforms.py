@@ -62,9 +62,7 @@ class Preprocessing:
         if min(self.size) < 1:
             raise ValueError(f"expected an image_size of at least 1 pixel, but got {self.image_size}.")
         if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean):
-            raise ValueError(
-                f"expected 1 or 3 values each for mean and std, but got mean={self.mean}, std={self.std}."
-            )
+            raise ValueError(f"expected 1 or 3 values each for mean and std, but got mean={self.mean}, std={self.std}.")
         if min(self.std) <= 0:
             raise ValueError(f"expected a std above 0, but got {self.std}.")
         if self.interpolation not in _RESAMPLING:

@@ -39,7 +39,7 @@ def load_weights(source: str, **options: Any) -> Loaded:
     """
     path = Path(source).expanduser()
     if path.is_file() and path.suffix == ".ckpt":
-        model, preprocessing, classes = read_checkpoint(path)
+        model, preprocessing, names = read_checkpoint(path)
     else:
         folder = path / "model" if (path / "model" / CONFIG).is_file() else path
         if not (folder / CONFIG).is_file():
@@ -47,10 +47,10 @@ def load_weights(source: str, **options: Any) -> Loaded:
                 f"expected weights from a run folder, a model folder or a .ckpt file, but found none at {source}."
             )
         model, info = load_model(folder)
-        preprocessing, classes = info.preprocessing, info.classes
+        preprocessing, names = info.preprocessing, list(info.classes)
     if options:
         model = _with_options(model, options)
-    return Loaded(model=model, preprocessing=preprocessing, classes=tuple(classes))
+    return Loaded(model=model, preprocessing=preprocessing, classes=tuple(names))
 
 
 def read_checkpoint(path: Path) -> tuple[VisionTransformer, dict[str, Any], list[str]]:

@@ -1,0 +1,51 @@
+"""What all tests share: shapes checked at run time, no network, an own cache, the maintainers' data by name."""
+
+import os
+from pathlib import Path
+
+import pytest
+from jaxtyping import install_import_hook
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# Shapes written in signatures are checked in every test.
+install_import_hook("vit", "beartype.beartype")
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_collection_modifyitems(config, items):
+    """Deselect what needs the maintainers' data where it is absent; under CI let it fail instead."""
+    if SHARED.is_dir() or os.environ.get("CI") == "true":
+        return
+    kept = [item for item in items if "shared" not in item.keywords]
+    if dropped := len(items) - len(kept):
+        config.hook.pytest_deselected(items=[item for item in items if "shared" in item.keywords])
+        items[:] = kept
+        config.stash[DROPPED] = dropped
+
+
+DROPPED: pytest.StashKey[int] = pytest.StashKey()
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Say what was left out."""
+    if dropped := config.stash.get(DROPPED, 0):
+        terminalreporter.write_line(
+            f"{dropped} tests deselected: they need the maintainers' weights and data, which a clone does not have."
+        )
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The maintainers' weights and data."""
+    assert SHARED.is_dir(), f"the maintainers' weights and data are expected at {SHARED}"
+    return SHARED
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory) -> Path:
+    """A cache folder of the test run's own."""
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ["VIT_CACHE"] = str(folder)
+    return folder

@@ -1,0 +1,131 @@
+"""The verbs, for notebooks and for the command line: both take the same way."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vit.run.folder import RunFolder
+
+
+def fit(
+    config: str | Path | None = None,
+    *,
+    resume: str | Path | None = None,
+    dry_run: bool = False,
+    **changes: Any,
+) -> RunFolder | None:
+    """Train as `vit fit` does.
+
+    Args:
+        config: name of a packaged configuration, such as "quickstart", or the path of a YAML file.
+        resume: a run to go on with, in its own folder.
+        dry_run: stop after the plan.
+        changes: options over those of the file, nested as in YAML: `seed=1`, `trainer={"max_epochs": 3}`,
+            `data="Folder"` or `data={"class_path": "Folder", "root": "photos"}`.
+
+    Returns:
+        The run: `run.path`, `run.record`; None after a dry run.
+
+    Raises:
+        ValueError: bad options or data.
+    """
+    from vit.run import session
+
+    words = [] if config is None else ["--config", str(config)]
+    return session.fit(words + _words(changes), dry_run=dry_run, resume=None if resume is None else str(resume))
+
+
+def validate(run: str | Path | RunFolder, **changes: Any) -> dict[str, Any]:
+    """Score the best checkpoint of a run on its val split, see `test`."""
+    from vit.run import session
+
+    return session.evaluate("validate", _path(run), _words(changes))
+
+
+def test(run: str | Path | RunFolder, **changes: Any) -> dict[str, Any]:
+    """Score the best checkpoint of a run on its test split; writes `predictions-test.parquet` and the record.
+
+    Args:
+        run: the run, its folder, its model folder or a checkpoint in it.
+        changes: options that change the run's own, as in `fit`.
+
+    Returns:
+        loss, acc, balanced_acc, top5 where K > 5, the 95 % interval of acc, and the number of pictures.
+
+    Raises:
+        ValueError: no such run, or no test pictures.
+    """
+    from vit.run import session
+
+    return session.evaluate("test", _path(run), _words(changes))
+
+
+def load(run: str | Path | RunFolder) -> Any:
+    """A predictor from a run, a model folder or a checkpoint: `vit.load(run).predict(["cat.jpg"])`."""
+    from vit.deploy.predict import Predictor
+
+    return Predictor.load(_path(run))
+
+
+def _path(run: str | Path | RunFolder) -> str:
+    return str(run.path if isinstance(run, RunFolder) else run)
+
+
+def _words(changes: dict[str, Any], prefix: str = "") -> list[str]:
+    """Nested options as words of a command line; what names a class comes before its arguments."""
+    words: list[str] = []
+    for key, value in sorted(changes.items(), key=lambda item: item[0] not in ("class_path", "config")):
+        name = prefix if key in ("class_path", "init_args") and prefix else f"{prefix}{'.' if prefix else ''}{key}"
+        if isinstance(value, dict):
+            words += _words(value, name)
+        else:
+            text = value if isinstance(value, str) else str(value) if isinstance(value, Path) else json.dumps(value)
+            words.append(f"--{name}={text}")
+    return words
+
+
+def fit_command(words: Sequence[str]) -> int:
+    """`vit fit`."""
+    from vit.run import session
+
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("--resume")
+    first.add_argument("--dry_run", action="store_true")
+    try:
+        known, rest = first.parse_known_args(list(words))
+    except argparse.ArgumentError as error:
+        raise ValueError("expected the folder of a run behind --resume.") from error
+    session.fit(rest, dry_run=known.dry_run, resume=known.resume)
+    return 0
+
+
+def validate_command(words: Sequence[str]) -> int:
+    """`vit validate RUN`."""
+    return _evaluate_command("validate", words)
+
+
+def test_command(words: Sequence[str]) -> int:
+    """`vit test RUN`."""
+    return _evaluate_command("test", words)
+
+
+def _evaluate_command(verb: str, words: Sequence[str]) -> int:
+    from vit.run import session
+
+    if any(word in ("-h", "--help") for word in words):
+        from vit.run.options import Options
+
+        Options(verb, ["--help"])
+    if not words or words[0].startswith("-"):
+        raise ValueError(f"expected a run first, such as: vit {verb} outputs/quickstart/1")
+    session.evaluate(verb, words[0], words[1:])
+    return 0
+
+
+def predict_command(words: Sequence[str]) -> int:
+    """`vit predict RUN PICTURE ...`."""
+    from vit.deploy.predict import command
+
+    return command(words)

@@ -1,0 +1,224 @@
+"""Name pictures with a trained model; what is fed to it equals what validation feeds, bit for bit."""
+
+import argparse
+import csv
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image
+from torch import Tensor
+
+from vit.data.decode import DecodeError, decode, is_picture
+from vit.data.transforms import Preprocessing, evaluation_transform
+from vit.models.normalise import Normalise
+from vit.models.vit import VisionTransformer
+from vit.models.weights import load_weights
+
+Picture = str | os.PathLike[str] | bytes | Image.Image
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What the model says of one picture.
+
+    Args:
+        path: the picture's file; None for one that came from memory.
+        label: name of the likeliest class; None for a picture that cannot be read.
+        probability: of that class, in [0, 1].
+        top: (class name, probability) of the k likeliest classes, in falling order.
+        error: why the picture cannot be read; None for one that can.
+    """
+
+    path: str | None
+    label: str | None = None
+    probability: float | None = None
+    top: tuple[tuple[str, float], ...] = ()
+    error: str | None = None
+
+
+class Predictor:
+    """A trained model with its class names and its way to prepare pictures.
+
+    Args:
+        model: on any device.
+        classes: names in the order of the logits.
+        preprocessing: how the model wants its pictures.
+    """
+
+    def __init__(self, model: VisionTransformer, *, classes: Sequence[str], preprocessing: Preprocessing) -> None:
+        self.classes = tuple(classes)
+        self.preprocessing = preprocessing
+        self._transform = evaluation_transform(preprocessing)
+        self._net = Normalise(model, mean=preprocessing.mean, std=preprocessing.std).eval()
+        self._device = next(model.parameters()).device
+
+    @classmethod
+    def load(cls, source: str | os.PathLike[str]) -> "Predictor":
+        """From a run folder, a model folder or a checkpoint; nothing else is needed.
+
+        Raises:
+            ValueError: there is no model at `source`.
+        """
+        loaded = load_weights(os.fspath(source))
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        prepared = Preprocessing.from_dict(loaded.preprocessing)
+        return cls(loaded.model.to(device), classes=loaded.classes, preprocessing=prepared)
+
+    def prepare(self, picture: Picture) -> UInt8[Tensor, "c h w"]:
+        """Decode and resize a picture as in validation.
+
+        Raises:
+            DecodeError: the picture cannot be read.
+        """
+        p = self.preprocessing
+        if isinstance(picture, Image.Image):
+            # Through a lossless file, so that pictures in memory take the one way of decoding too.
+            file = io.BytesIO()
+            picture.save(file, "TIFF" if picture.mode in ("F", "I", "CMYK") else "PNG")
+            picture = file.getvalue()
+        source = picture if isinstance(picture, bytes) else os.fspath(picture)
+        decoded = decode(source, channels=p.channels, background=p.background, value_range=p.value_range)
+        return self._transform(decoded)
+
+    @torch.inference_mode()
+    def logits(self, images: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        """Scores of prepared pictures, on the CPU."""
+        return self._net(images.to(self._device)).float().cpu()
+
+    def predict(
+        self, pictures: Picture | Iterable[Picture], *, top_k: int = 3, batch_size: int = 32
+    ) -> list[Prediction]:
+        """Name pictures, in input order.
+
+        Args:
+            pictures: paths, file contents or PIL pictures; one or many.
+            top_k: how many classes to tell for each.
+            batch_size: pictures at once.
+        """
+        if isinstance(pictures, (str, os.PathLike, bytes, Image.Image)):
+            pictures = [pictures]
+        return list(self.stream(pictures, top_k=top_k, batch_size=batch_size))
+
+    def stream(self, pictures: Iterable[Picture], *, top_k: int = 3, batch_size: int = 32) -> Iterator[Prediction]:
+        """As `predict`, a batch at a time; a picture that cannot be read gives a prediction with its error.
+
+        Raises:
+            ValueError: top_k or batch_size below 1.
+        """
+        if top_k < 1 or batch_size < 1:
+            raise ValueError(f"expected top_k and batch_size of at least 1, but got {top_k} and {batch_size}.")
+        batch: list[Picture] = []
+        for picture in pictures:
+            batch.append(picture)
+            if len(batch) == batch_size:
+                yield from self._predict_batch(batch, top_k)
+                batch = []
+        if batch:
+            yield from self._predict_batch(batch, top_k)
+
+    def _predict_batch(self, pictures: Sequence[Picture], top_k: int) -> list[Prediction]:
+        images: list[Tensor] = []
+        errors: list[str | None] = []
+        for picture in pictures:
+            try:
+                images.append(self.prepare(picture))
+                errors.append(None)
+            except DecodeError as failure:
+                errors.append(str(failure))
+        scores = iter(self.logits(torch.stack(images)).softmax(1)) if images else iter(())
+        made = []
+        for picture, error in zip(pictures, errors, strict=True):
+            path = None if isinstance(picture, (bytes, Image.Image)) else os.fspath(picture)
+            if error is not None:
+                made.append(Prediction(path=path, error=error))
+                continue
+            values, numbers = next(scores).topk(min(top_k, len(self.classes)))
+            top = tuple((self.classes[n], float(v)) for n, v in zip(numbers.tolist(), values, strict=True))
+            made.append(Prediction(path=path, label=top[0][0], probability=top[0][1], top=top))
+        return made
+
+
+def find_pictures(paths: Sequence[str]) -> list[str]:
+    """Files as they are given; folders give the pictures below them, sorted.
+
+    Raises:
+        ValueError: a path that does not exist, or no picture at all.
+    """
+    found: list[str] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            below = (p for p in path.rglob("*") if p.is_file() and is_picture(p.name))
+            found += sorted(str(p) for p in below if not p.name.startswith("."))
+        elif path.exists():
+            found.append(str(path))
+        else:
+            raise ValueError(f"expected pictures or folders, but there is nothing at {path}.")
+    if not found:
+        raise ValueError(f"expected at least one picture in {', '.join(paths)}, but found none.")
+    return found
+
+
+def write_csv(predictions: Iterable[Prediction], file: TextIO, *, top_k: int) -> int:
+    """Write one row per picture: path, class, probability, the next classes, error.
+
+    Returns:
+        How many pictures could not be read.
+    """
+    more = [name for k in range(2, top_k + 1) for name in (f"class_{k}", f"probability_{k}")]
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["path", "class", "probability", *more, "error"])
+    failed = 0
+    for p in predictions:
+        cells: list[Any] = [cell for name, value in p.top for cell in (name, f"{value:.6f}")]
+        cells += [""] * (2 * top_k - len(cells))
+        writer.writerow([p.path, *cells, p.error or ""])
+        failed += p.error is not None
+    return failed
+
+
+def command(words: Sequence[str]) -> int:
+    """`vit predict RUN PICTURE ...`; 1 if a picture could not be read."""
+    parser = argparse.ArgumentParser(
+        prog="vit predict", description="Name pictures; prints CSV in input order.", allow_abbrev=False
+    )
+    parser.add_argument("run", help="a run folder, a model folder or a checkpoint")
+    parser.add_argument("pictures", nargs="+", help="files, or folders that hold them")
+    parser.add_argument("--out", help="file for the CSV; default is the screen")
+    parser.add_argument("--top_k", type=int, default=3, help="classes to tell for each picture (default 3)")
+    parser.add_argument("--batch_size", type=int, default=32, help="pictures at once (default 32)")
+    options = parser.parse_args(words)
+    predictor = Predictor.load(options.run)
+    top_k = min(options.top_k, len(predictor.classes))
+    predictions = predictor.stream(find_pictures(options.pictures), top_k=options.top_k, batch_size=options.batch_size)
+    if options.out is None:
+        failed = write_csv(predictions, sys.stdout, top_k=top_k)
+    else:
+        failed = _write_file(predictions, Path(options.out), top_k=top_k)
+    if failed:
+        print(f"{failed} pictures could not be read; the column `error` says why.", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _write_file(predictions: Iterable[Prediction], file: Path, *, top_k: int) -> int:
+    """Write beside the file and rename, so that a broken run leaves no half table."""
+    try:
+        handle, beside = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
+    except OSError as error:
+        raise ValueError(f"expected a place to write {file}, but it cannot be written: {error}") from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as opened:
+            failed = write_csv(predictions, opened, top_k=top_k)
+        os.replace(beside, file)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+    print(f"wrote {file}")
+    return failed

@@ -1,0 +1,1 @@
+"""One run, from typed options to a finished folder."""

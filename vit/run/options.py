@@ -1,0 +1,206 @@
+"""The options of `vit fit`, `validate` and `test`: LightningCLI's parser, with exact names and plain messages.
+
+Order: what is typed, wherever it stands, goes over files (--config, a later one over an earlier one), files over
+the environment (VIT_FIT__MODEL__OPTIM__LR=1e-4), and that over defaults.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from jsonargparse import Namespace
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+import vit.data  # noqa: F401  (its sources are then known by their bare names)
+from vit.data.module import ImageDataModule
+from vit.data.source import Source
+from vit.run.configs import find_config
+from vit.run.messages import plain_message
+from vit.tasks.classify import Classifier
+
+TRAINER_DEFAULTS: dict[str, Any] = {
+    # One device unless asked for: Lightning's default would start a process per GPU.
+    "devices": 1,
+    "default_root_dir": "outputs",
+    "precision": None,
+    # The order of training pictures and their share per process are the sampler's.
+    "use_distributed_sampler": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 1,
+    "logger": None,
+}
+
+
+class Parser(LightningArgumentParser):
+    """Lightning's parser, whose errors are one message each instead of the usage of 150 options."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, default_env=True, **kwargs)
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise the message, with the nearest right name where a name is wrong."""
+        raise ValueError(plain_message(message, self._names(), data_sources())) from None
+
+    def _names(self) -> list[str]:
+        options = [name for action in self._actions for name in action.option_strings]
+        return [name.lstrip("-") for name in options if name.startswith("--") and not name.endswith(".help")]
+
+
+def data_sources() -> dict[str, type]:
+    """Data sources that `--data` takes by name."""
+    return {cls.__name__: cls for cls in sorted(_subclasses(Source), key=lambda cls: cls.__name__)}
+
+
+def _subclasses(cls: type) -> list[type]:
+    children: list[type] = cls.__subclasses__()
+    return children + [deep for child in children for deep in _subclasses(child)]
+
+
+class Options(LightningCLI):
+    """The parsed options of one verb; `build` makes the data and the model from them.
+
+    Args:
+        verb: fit, validate or test.
+        args: the words behind it.
+
+    Attributes:
+        config: every option, as a `jsonargparse.Namespace`.
+
+    Raises:
+        ValueError: an unknown option, or a value of the wrong kind.
+    """
+
+    def __init__(self, verb: str, args: Sequence[str]) -> None:
+        self.given = ordered = configs_first(args)
+        self.own_model = _names_a_model(ordered)
+        super().__init__(
+            model_class=None if self.own_model else Classifier,
+            save_config_callback=None,
+            trainer_defaults=TRAINER_DEFAULTS,
+            seed_everything_default=False,
+            parser_class=Parser,
+            parser_kwargs={"prog": f"vit {verb}", "env_prefix": f"VIT_{verb.upper()}_", "description": None},
+            args=ordered,
+            run=False,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Options of the run as a whole."""
+        # Both are read before all others, see `vit.api.fit_command`; here they are for --help.
+        parser.add_argument("--resume", type=str | None, help="Run folder to go on in; needs no other option.")
+        parser.add_argument("--dry_run", action="store_true", help="Print the plan and stop; nothing is written.")
+        parser.add_argument("--name", type=str | None, help="Name of the run's parent folder. Default: the config's.")
+        parser.add_argument("--seed", type=int, default=0, help="Of everything random in the run.")
+        parser.add_argument(
+            "--monitor",
+            type=str,
+            default="val_acc",
+            help="Value that chooses the best checkpoint: val_acc, val_balanced_acc, val_top5 or val_loss.",
+        )
+        parser.add_argument(
+            "--save_every_n_steps",
+            type=int | None,
+            help="Write last.ckpt every n optimizer steps too, not only after each epoch.",
+        )
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Trainer, model and data; the model's classes and seed come from elsewhere."""
+        parser.add_lightning_class_args(self.trainer_class, "trainer")
+        parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
+        parser.add_subclass_arguments((Source, LightningDataModule), "data", fail_untyped=False, required=True)
+        if self.own_model:
+            parser.add_subclass_arguments(LightningModule, "model", fail_untyped=False, required=True)
+            parser.link_arguments("data", "model.init_args.num_classes", _num_classes, apply_on="instantiate")
+        else:
+            parser.add_class_arguments(
+                Classifier, "model", skip={"classes", "seed"}, sub_configs=True, instantiate=False
+            )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse without LightningCLI's warning about arguments that were not typed."""
+        self.config = parser.parse_args(args)
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: what a checkpoint remembers never goes over what was typed."""
+
+    def _set_seed(self) -> None:
+        """Nothing: the run seeds itself when it starts."""
+
+    def instantiate_classes(self) -> None:
+        """Nothing yet: see `build`."""
+
+    def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
+        """Nothing: the model has its own."""
+
+    def build(self) -> tuple[LightningDataModule, LightningModule]:
+        """Make the data and the model, which takes its classes from the data.
+
+        Raises:
+            ValueError: data that are not there, or a model that cannot be built.
+        """
+        self.made = self.parser.instantiate(self.config)
+        data = self.made.data
+        data = ImageDataModule(data) if isinstance(data, Source) else data
+        if self.own_model:
+            return data, self.made.model
+        if not hasattr(data, "classes"):
+            raise ValueError(
+                f"expected a datamodule with the class names in `classes`, but {type(data).__name__} has none: "
+                "add the attribute, or give a model of your own that does without."
+            )
+        options = self.config.model.as_dict()
+        return data, Classifier(**options, classes=list(data.classes), seed=self.config.seed)
+
+    def typed(self) -> str:
+        """Only the options that were given, as YAML."""
+        return self.parser.dump(self.parser.parse_args(self.given, defaults=False), skip_none=False)
+
+    def dump(self, config: Namespace | None = None) -> str:
+        """The options as YAML that `--config` reads back."""
+        return self.parser.dump(config or self.config, skip_none=False)
+
+
+def _num_classes(data: Any) -> int:
+    return ImageDataModule(data).num_classes if isinstance(data, Source) else data.num_classes
+
+
+def configs_first(args: Sequence[str]) -> list[str]:
+    """Put all `--config` before other options, so that what is typed wins over files in any order.
+
+    Bare names of packaged configurations become paths.
+
+    Raises:
+        ValueError: a configuration that does not exist.
+    """
+    first, rest = [], []
+    words = iter(args)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in ("-c", "--config"):
+            value = value if equals else next(words, "")
+            first += ["--config", str(find_config(value))]
+        else:
+            rest.append(word)
+    return first + rest
+
+
+def _names_a_model(args: Sequence[str]) -> bool:
+    """Whether the options name a LightningModule of the user's own."""
+    named = False
+    for word, following in zip(args, [*args[1:], ""], strict=False):
+        if word == "--config":
+            try:
+                model = (yaml.safe_load(Path(following).read_text(encoding="utf-8")) or {}).get("model")
+            except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
+                raise ValueError(f"expected YAML options in {following}, but it cannot be read: {error}") from error
+            if isinstance(model, dict) and model:
+                named = "class_path" in model
+            elif isinstance(model, str):
+                named = True
+        elif word in ("--model", "--model.class_path") or word.startswith(("--model=", "--model.class_path=")):
+            named = True
+    return named

@@ -1,0 +1,202 @@
+"""What a run is going to do, worked out and printed before it starts, with reasons."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+
+from vit.data.module import ImageDataModule
+from vit.models.attention import cpu_computes_bf16
+from vit.tasks.classify import Classifier
+from vit.tasks.optim import make_schedule
+
+
+def choose_precision(accelerator: str) -> tuple[str, str]:
+    """Precision where none was asked for, and why.
+
+    Args:
+        accelerator: as given to the Trainer: auto, cpu, gpu, cuda, mps, ...
+    """
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16-mixed", f"{torch.cuda.get_device_name()} computes bfloat16 natively"
+        return "32-true", f"{torch.cuda.get_device_name()} does not compute bfloat16 natively"
+    if accelerator in ("auto", "gpu", "mps") and torch.backends.mps.is_available():
+        return "32-true", "Apple's GPU"
+    if accelerator in ("auto", "cpu"):
+        if cpu_computes_bf16():
+            return "bf16-mixed", "this processor computes bfloat16 natively"
+        return "32-true", "this processor does not compute bfloat16 natively"
+    return "32-true", f"nothing is known about {accelerator}"
+
+
+def planned_steps(trainer: dict[str, Any], batches: int) -> tuple[int, int]:
+    """Optimizer steps per epoch and in all, as Lightning will take them.
+
+    Args:
+        trainer: options of the Trainer.
+        batches: training batches in a whole epoch.
+    """
+    limit = trainer["limit_train_batches"]
+    if trainer["fast_dev_run"]:
+        fast = 1 if trainer["fast_dev_run"] is True else int(trainer["fast_dev_run"])
+        return min(fast, batches), min(fast, batches)
+    if trainer["overfit_batches"]:
+        limit = trainer["overfit_batches"]
+    if isinstance(limit, int):
+        batches = min(batches, limit)
+    elif limit is not None:
+        batches = int(batches * limit)
+    per_epoch = math.ceil(batches / (trainer["accumulate_grad_batches"] or 1))
+    epochs, steps = trainer["max_epochs"], trainer["max_steps"]
+    total = math.inf if epochs in (-1, None) else per_epoch * epochs
+    total = min(total, steps) if steps not in (-1, None) else total
+    return per_epoch, -1 if total == math.inf else int(total)
+
+
+@dataclass
+class Plan:
+    """The plan as titled lines.
+
+    Args:
+        lines: what each title is followed by.
+    """
+
+    lines: dict[str, list[str]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        width = max(len(title) for title in self.lines)
+        text = [f"  {t if i == 0 else '':<{width}}  {x}" for t, xs in self.lines.items() for i, x in enumerate(xs)]
+        return "\n".join(["Plan", *text])
+
+
+def make_plan(
+    data: Any, model: LightningModule, trainer: dict[str, Any], reasons: dict[str, str], *, title: str
+) -> Plan:
+    """Work out the plan of a fit.
+
+    Args:
+        data: the datamodule.
+        model: the task.
+        trainer: resolved options of the Trainer.
+        reasons: why resolved options are what they are, by dotted name.
+        title: the run's name and seed.
+
+    Raises:
+        ValueError: a warm-up longer than the run, or no training pictures.
+    """
+    plan = Plan({"run": [title]})
+    if isinstance(data, ImageDataModule):
+        plan.lines |= _data_lines(data)
+    else:
+        plan.lines["data"] = [f"{type(data).__module__}.{type(data).__name__}"]
+    plan.lines["model"] = _model_lines(model)
+    if isinstance(model, Classifier):
+        data.preprocessing = model.preprocessing
+        plan.lines["pictures"] = [_preparation(model)]
+        if isinstance(data, ImageDataModule):
+            batches = len(data.train_dataloader())
+            plan.lines |= _training_lines(model, trainer, batches)
+    plan.lines["precision"] = [_with_reason(str(trainer["precision"]), reasons.get("trainer.precision"))]
+    return plan
+
+
+def _with_reason(text: str, reason: str | None) -> str:
+    return f"{text} ({reason})" if reason else text
+
+
+def _data_lines(data: ImageDataModule) -> dict[str, list[str]]:
+    told = data.describe()
+    sizes = ", ".join(f"{name} {count:,}" for name, count in told["pictures"].items())
+    names = told["classes"]
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    counts = [per["train"] for per in told["pictures_per_class"].values()]
+    batch = _with_reason(f"batch {told['batch_size']}", told["batch_size_reason"])
+    workers = _with_reason(f"{told['num_workers']} workers", told["num_workers_reason"])
+    return {
+        "data": [f"{told['source']}: {told['root']}", f"{sizes} (split seed {told['split_seed']})"],
+        "classes": [
+            f"K = {len(names)}: {shown}",
+            f"{min(counts):,} to {max(counts):,} training pictures each",
+        ],
+        "loading": [f"{batch}, {workers}"],
+    }
+
+
+def _model_lines(model: LightningModule) -> list[str]:
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    counts = f"{trained:,} parameters are trained, {frozen:,} are frozen"
+    if not isinstance(model, Classifier):
+        return [f"{type(model).__module__}.{type(model).__name__}", counts]
+    c = model.model.config
+    origin = f"weights {model.weights}" if model.weights else "from scratch"
+    height, width = c.size
+    sizes = f"{height} x {width} px, patch {c.patch_size}: {c.grid[0] * c.grid[1]} patches"
+    shape = f"width {c.width}, depth {c.depth}, heads {c.heads}"
+    return [f"ViT, {origin}, {sizes}, {shape}", f"method {model.method}: {counts}"]
+
+
+def _preparation(model: Classifier) -> str:
+    p = model.preprocessing
+    return (
+        f"evaluated with {p.crop_mode} crop of {p.crop_pct:g}, {p.interpolation}; "
+        f"mean {_numbers(p.mean)}, std {_numbers(p.std)}"
+    )
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    shown = [f"{value:.3g}" for value in values]
+    return shown[0] if len(set(shown)) == 1 else " ".join(shown)
+
+
+def _training_lines(model: Classifier, trainer: dict[str, Any], batches: int) -> dict[str, list[str]]:
+    optim, schedule, reasons = model.resolved
+    per_epoch, total = planned_steps(trainer, batches)
+    epochs = "" if trainer["max_epochs"] in (-1, None) else f"{trainer['max_epochs']} epochs, "
+    steps = f"{epochs}{total:,} optimizer steps, {per_epoch:,} per epoch" if total > 0 else "no planned end"
+    made = make_schedule(schedule, total)
+    assert optim.lr is not None
+    rates = [f"{100 * share // 1:.0f} %: {optim.lr * made(step):.3g}" for share, step in _moments(made.total)]
+    first = "  ".join(rates)
+    lines = {
+        "steps": [steps],
+        "optimizer": [
+            f"{optim.name}, "
+            + ", ".join(
+                _with_reason(f"{name} {getattr(optim, name):g}", reasons.get(f"optim.{name}"))
+                for name in ("lr", "weight_decay", "layer_decay", "clip")
+            )
+        ],
+        "schedule": [
+            _with_reason(f"warm-up of {made.warmup} steps", reasons.get("schedule.warmup"))
+            + f", then cosine to {schedule.final:g} of the highest rate at step {made.total:,}",
+            f"lr at {first}",
+        ],
+        "lr by group": _group_lines(model),
+    }
+    if trainer["max_epochs"] is not None and total == 0:
+        raise ValueError("expected at least 1 optimizer step, but the run has none: raise trainer.max_epochs.")
+    return lines
+
+
+def _moments(total: int) -> list[tuple[float, int]]:
+    return [(0.0, 0), (0.5, total // 2), (1.0, total - 1)]
+
+
+def _group_lines(model: Classifier) -> list[str]:
+    """Learning rate per parameter group; neighbours with one rate share a line."""
+    groups = model.parameter_groups()
+    lines: list[tuple[str, str, float, int]] = []
+    for group in groups:
+        count = sum(p.numel() for p in group["params"])
+        name = group["name"].removesuffix(" (no decay)")
+        if lines and math.isclose(lines[-1][2], group["lr"]):
+            first, _, lr, before = lines[-1]
+            lines[-1] = (first, name, lr, before + count)
+        else:
+            lines.append((name, name, group["lr"], count))
+    named = [(a if a == b else f"{a} to {b}", lr, count) for a, b, lr, count in lines]
+    return [f"{name}: {lr:.3g} ({count:,} parameters)" for name, lr, count in named]

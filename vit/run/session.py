@@ -1,0 +1,349 @@
+"""`vit fit`, `validate` and `test`: options in, a finished run folder out."""
+
+import contextlib
+import importlib.metadata
+import itertools
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import Namespace
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch.loggers import Logger
+
+from vit.data.module import ImageDataModule
+from vit.data.split import write_split
+from vit.evaluate.metrics import summary
+from vit.models.artifact import save_model
+from vit.models.weights import read_checkpoint
+from vit.run.folder import CHOSEN_FOLDER, RunFolder, new_run_folder, open_run_folder, write_text
+from vit.run.options import Options
+from vit.run.plan import choose_precision, make_plan
+from vit.run.record import environment, now
+from vit.tasks.callbacks import EpochLog, Predictions, checkpoint_callbacks
+from vit.tasks.classify import Classifier
+from vit.tasks.options import plain
+
+FORMAT = 1
+
+
+def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None) -> RunFolder | None:
+    """Train, keep the best checkpoint, evaluate it on the val split, and write its model folder.
+
+    Args:
+        args: options as on the command line.
+        dry_run: stop after the plan; nothing is written.
+        resume: a run to go on with, in its own folder.
+
+    Returns:
+        The run's folder; None after a dry run.
+
+    Raises:
+        ValueError: bad options or data; nothing was written then.
+    """
+    run = open_run_folder(resume) if resume is not None else None
+    if run is not None:
+        args = ["--config", str(run.config), *args]
+        if not run.last.exists():
+            raise ValueError(f"expected {run.last} to go on from, but it is not there; start a new run.")
+    options = Options("fit", args)
+    config = options.config
+    reasons = _resolve(config)
+    with quiet_lightning():
+        seed_everything(config.seed, workers=True, verbose=False)
+        if run is not None and not options.own_model:
+            # The checkpoint holds all weights; what the run started from need not be there any more.
+            config.model.weights = None
+        data, model = options.build()
+        _check_monitor(config, model)
+        name = config.name or _name(args, config)
+        title = f"{name}, seed {config.seed}" + (f", goes on in {run.path}" if run else "")
+        trainer_options = config.trainer.as_dict()
+        plan = make_plan(data, model, trainer_options, reasons, title=title)
+        print(plan, flush=True)
+        if dry_run:
+            return None
+        if run is None:
+            run = new_run_folder(config.trainer.default_root_dir, name)
+        os.environ[CHOSEN_FOLDER] = str(run.path)
+        try:
+            has_val = not isinstance(data, ImageDataModule) or bool(data.table.rows("val"))
+            trainer = _trainer(options, model, run, has_val=has_val)
+            _write_start(run, options, model, data, str(plan), args, resumed=resume is not None)
+            started = time.monotonic()
+            trainer.fit(model, datamodule=data, ckpt_path=str(run.last) if resume else None, weights_only=True)
+            seconds = time.monotonic() - started
+            if trainer.interrupted:
+                print(f"stopped; go on with: vit fit --resume {_shown(run.path)}")
+                raise KeyboardInterrupt
+            _finish(options, run, trainer, model, data, seconds)
+        finally:
+            del os.environ[CHOSEN_FOLDER]
+            _remove_if_empty(run.path)
+    return run
+
+
+def evaluate(verb: str, path: str, args: Sequence[str]) -> dict[str, Any]:
+    """Score the best checkpoint of a run on its val or test split, and write the predictions.
+
+    Args:
+        verb: validate or test.
+        path: the run, its model folder, or one of its checkpoints.
+        args: options that change the run's own.
+
+    Returns:
+        The values, also found in the run's record.
+
+    Raises:
+        ValueError: no such run, or a split without pictures.
+    """
+    run = open_run_folder(path)
+    checkpoint = Path(path) if Path(path).suffix == ".ckpt" else run.best if run.best.exists() else run.last
+    options = Options(verb, ["--config", str(run.config), *args])
+    config = options.config
+    split = {"validate": "val", "test": "test"}[verb]
+    with quiet_lightning():
+        seed_everything(config.seed, workers=True, verbose=False)
+        if not options.own_model:
+            config.model.weights = None
+        data, model = options.build()
+        values = _pass(options, run, split, model, data, checkpoint)
+    run.update_record({split: {**values, "checkpoint": checkpoint.name, "time": now()}})
+    print(_result_line(split, values))
+    return values
+
+
+def _pass(
+    options: Options, run: RunFolder, split: str, model: LightningModule, data: LightningDataModule, checkpoint: Path
+) -> dict[str, Any]:
+    """Score a checkpoint on a split: for our own task from the logits of each picture, else what the module logs."""
+    ours = isinstance(model, Classifier) and isinstance(data, ImageDataModule)
+    predictions = Predictions()
+    trainer = Trainer(**_trainer_options(options, callbacks=[predictions] if ours else [], logger=False))
+    run_it = trainer.validate if split == "val" else trainer.test
+    logged = run_it(model, datamodule=data, ckpt_path=str(checkpoint), verbose=False, weights_only=True)
+    if not ours:
+        return {name: value for part in logged for name, value in part.items()}
+    assert isinstance(data, ImageDataModule)
+    _, logits, labels = predictions.collected()
+    if trainer.is_global_zero:
+        predictions.write(run.predictions(split), data)
+    return summary(logits, labels)
+
+
+def _resolve(config: Namespace) -> dict[str, str]:
+    """Fill in the Trainer's open options and make paths absolute; says why."""
+    trainer, reasons = config.trainer, {}
+    if trainer.precision is None:
+        trainer.precision, reasons["trainer.precision"] = choose_precision(str(trainer.accelerator))
+    if trainer.max_epochs is None and trainer.max_steps in (-1, None) and trainer.max_time is None:
+        trainer.max_epochs = 20
+    if trainer.enable_progress_bar is None and not sys.stderr.isatty():
+        trainer.enable_progress_bar = False
+    trainer.default_root_dir = str(Path(trainer.default_root_dir).expanduser().absolute())
+    data = config.data.get("init_args") or Namespace()
+    for name in ("root",):
+        if isinstance(data.get(name), str):
+            data[name] = str(Path(data[name]).expanduser().absolute())
+    weights = config.model.get("weights")
+    if isinstance(weights, str) and Path(weights).expanduser().exists():
+        config.model.weights = str(Path(weights).expanduser().absolute())
+    return reasons
+
+
+def _name(args: Sequence[str], config: Namespace) -> str:
+    """A name for the run's parent folder: that of the configuration, or of the data."""
+    files = [value for flag, value in itertools.pairwise(args) if flag in ("--config", "-c")]
+    files += [word.partition("=")[2] for word in args if word.startswith("--config=")]
+    return Path(files[0]).stem if files else config.data.class_path.rpartition(".")[2].lower()
+
+
+def _check_monitor(config: Namespace, model: LightningModule) -> None:
+    if isinstance(model, Classifier) and config.monitor not in model.monitors:
+        from vit.run.messages import did_you_mean
+
+        near = did_you_mean(config.monitor, list(model.monitors))
+        raise ValueError(
+            f"expected --monitor to be one of {', '.join(model.monitors)}, but got {config.monitor!r}.{near}"
+        )
+
+
+def _trainer_options(options: Options, **ours: Any) -> dict[str, Any]:
+    made = dict(vars(options.made.trainer))
+    callbacks = made.pop("callbacks") or []
+    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    return {**made, **ours, "callbacks": [*callbacks, *ours["callbacks"]]}
+
+
+def _trainer(options: Options, model: LightningModule, run: RunFolder, *, has_val: bool) -> Trainer:
+    config = options.config
+    known = model.monitors if isinstance(model, Classifier) else {}
+    monitor = config.monitor if known and has_val else None
+    callbacks = [
+        EpochLog(run.path / "metrics.csv"),
+        *checkpoint_callbacks(
+            run.checkpoints,
+            monitor=monitor,
+            mode=known.get(config.monitor, "max"),
+            every_n_steps=config.save_every_n_steps,
+        ),
+    ]
+    logger = options.made.trainer.logger
+    return Trainer(**_trainer_options(options, callbacks=callbacks, logger=_loggers(logger, run)))
+
+
+def _loggers(asked: Any, run: RunFolder) -> list[Logger] | bool:
+    """The user's loggers; otherwise TensorBoard's where it is installed. `metrics.csv` is always written."""
+    if asked is not None and not isinstance(asked, bool):
+        return asked if isinstance(asked, list) else [asked]
+    try:
+        importlib.metadata.version("tensorboard")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    return False if asked is False else [TensorBoardLogger(run.path, name="", version="tensorboard")]
+
+
+def _write_start(
+    run: RunFolder,
+    options: Options,
+    model: LightningModule,
+    data: LightningDataModule,
+    plan: str,
+    args: Sequence[str],
+    *,
+    resumed: bool,
+) -> None:
+    """Everything that is known before the first step."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    if not resumed:
+        write_text(run.typed, yaml.safe_dump({"command": ["vit", "fit", *args]}, sort_keys=False) + options.typed())
+        run.update_record({"format": FORMAT, "name": run.path.parent.name, "started": now()})
+    if isinstance(model, Classifier):
+        options.config.model.optim = Namespace(**plain(asdict(model.resolved.optim)))
+        options.config.model.schedule = Namespace(**plain(asdict(model.resolved.schedule)))
+        encoder = {k: v for k, v in model.model.config.to_dict().items() if k != "num_classes"}
+        options.config.model.encoder = Namespace(size=None, **encoder)
+        prepared = model.preprocessing.to_dict()
+        del prepared["image_size"]
+        options.config.model.preprocessing = Namespace(**prepared)
+    options.config.name = run.path.parent.name
+    write_text(run.config, options.dump())
+    write_text(run.plan, plan + "\n")
+    if isinstance(data, ImageDataModule):
+        write_split(data.table, run.split)
+        described = {k: v for k, v in data.describe().items() if k != "pictures_per_class"}
+        run.update_record({"data": described})
+    seeds = {"run": options.config.seed, "split": getattr(getattr(data, "source", None), "split_seed", None)}
+    config = yaml.safe_load(options.dump())
+    run.update_record({"config": config, "seeds": seeds, "environment": environment()})
+
+
+def _finish(
+    options: Options,
+    run: RunFolder,
+    trainer: Trainer,
+    model: LightningModule,
+    data: LightningDataModule,
+    seconds: float,
+) -> None:
+    """Evaluate the best checkpoint, write predictions, the model folder and the record, say what comes next."""
+    best = run.best if run.best.exists() else run.last
+    chosen: dict[str, Any] = {"file": best.name, "chosen_by": None, "split": None}
+    if best == run.best:
+        chosen |= {"chosen_by": options.config.monitor, "split": "val"}
+    record: dict[str, Any] = {
+        "finished": now(),
+        "fit_seconds": round(seconds, 2),
+        "epochs": trainer.current_epoch,
+        "steps": trainer.global_step,
+        "checkpoint": chosen,
+    }
+    values, has_test = None, False
+    if isinstance(model, Classifier):
+        if isinstance(data, ImageDataModule):
+            has_test = bool(data.table.rows("test"))
+            if data.table.rows("val"):
+                values = _pass(options, run, "val", model, data, best)
+                record["val"] = {**values, "checkpoint": best.name}
+        if trainer.is_global_zero:
+            scored, preprocessing, classes = read_checkpoint(best)
+            provenance = {"run": run.path.name, "name": run.path.parent.name, "weights": model.weights}
+            save_model(run.model, scored, classes=classes, preprocessing=preprocessing, provenance=provenance)
+    if trainer.is_global_zero:
+        run.update_record(record)
+        _say_next(run, values, seconds, has_test=has_test)
+
+
+def _say_next(run: RunFolder, values: dict[str, Any] | None, seconds: float, *, has_test: bool) -> None:
+    shown = _shown(run.path)
+    print(f"\ntrained in {seconds:.1f} s")
+    if values is not None:
+        print(_result_line("val", values) + "; it chose the checkpoint")
+    print(f"run     {shown}")
+    if run.model.is_dir():
+        print(f"model   {shown}/model")
+    print("next")
+    if has_test:
+        print(f"  vit test {shown}                  score it on pictures that were never looked at")
+    if run.model.is_dir():
+        print(f"  vit predict {shown} PICTURE ...   name other pictures")
+    print(f"  vit fit --resume {shown} --trainer.max_epochs N   go on to epoch N")
+
+
+def _result_line(split: str, values: dict[str, Any]) -> str:
+    low, high = (100 * value for value in values["acc_95"])
+    return (
+        f"{split} accuracy {100 * values['acc']:.2f} % (95 % interval {low:.2f} to {high:.2f}) "
+        f"on {values['pictures']:,} pictures, balanced {100 * values['balanced_acc']:.2f} %, loss {values['loss']:.4f}"
+    )
+
+
+def _shown(path: Path) -> str:
+    """A path as one would type it from here."""
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """A run that failed before it wrote anything leaves no folder behind."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+        folder.parent.rmdir()
+
+
+@contextlib.contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Silence Lightning's notices of what the plan says better; its warnings about real trouble stay."""
+    logger = logging.getLogger("lightning.pytorch")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            for message in _NOT_NEWS:
+                warnings.filterwarnings("ignore", message)
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+_NOT_NEWS = (
+    # Workers are chosen by amount of data and cores; the plan gives the reason.
+    r"The '.*_dataloader' does not have many workers",
+    # Frozen parts are in evaluation mode on purpose.
+    r"Found \d+ module\(s\) in eval mode at the start of training",
+    # Small data sets have fewer batches than the logging interval.
+    r"The number of training batches \(\d+\) is smaller than the logging interval",
+    # A run that goes on writes into its own folder.
+    r"Checkpoint directory .* exists and is not empty",
+)

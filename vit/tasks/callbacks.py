@@ -1,0 +1,160 @@
+"""What happens around training steps: checkpoints, the log of epochs, the table of predictions."""
+
+import csv
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from torch import Tensor
+
+from vit.data.batch import Batch
+from vit.data.module import ImageDataModule
+
+
+class RunCheckpoint(ModelCheckpoint):
+    """Lightning's checkpoint callback for a run folder that may be moved, and only between optimizer steps.
+
+    Lightning forgets the best score when the folder's path has changed, and would save in the middle of
+    accumulated gradients, which no checkpoint holds.
+    """
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the score, with paths in the folder as it is named now."""
+        here = str(self.dirpath)
+        moved = dict(state_dict)
+        for key in ("best_model_path", "kth_best_model_path", "last_model_path"):
+            if moved.get(key):
+                moved[key] = str(Path(here) / Path(moved[key]).name)
+        moved["best_k_models"] = {
+            str(Path(here) / Path(path).name): score for path, score in moved.get("best_k_models", {}).items()
+        }
+        super().load_state_dict({**moved, "dirpath": here})
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        """Save every n steps, but not between the batches of one optimizer step."""
+        if not trainer.fit_loop.epoch_loop._should_accumulate():
+            super().on_train_batch_end(trainer, *args, **kwargs)
+
+
+def checkpoint_callbacks(
+    folder: Path, *, monitor: str | None, mode: str, every_n_steps: int | None
+) -> list[RunCheckpoint]:
+    """`best.ckpt` by the monitored value, and `last.ckpt` after each epoch and every n optimizer steps.
+
+    Args:
+        folder: where both lie.
+        monitor: name of a logged value; None leaves out `best`.
+        mode: min or max.
+        every_n_steps: distance of further saves of `last`.
+    """
+    common: dict[str, Any] = {"dirpath": folder, "save_top_k": 1, "enable_version_counter": False}
+    made = []
+    if monitor is not None:
+        made.append(RunCheckpoint(filename="best", monitor=monitor, mode=mode, save_on_train_epoch_end=False, **common))
+    made.append(RunCheckpoint(filename="last", every_n_epochs=1, save_on_train_epoch_end=True, **common))
+    if every_n_steps is not None:
+        made.append(RunCheckpoint(filename="last", every_n_train_steps=every_n_steps, **common))
+    return made
+
+
+class EpochLog(Checkpoint):
+    """One line per epoch on the screen and in `metrics.csv`, which a run that goes on continues.
+
+    A `Checkpoint` in name only: Lightning calls those after the module has logged the epoch's values.
+
+    Args:
+        file: the CSV file.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.started = time.monotonic()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock of the epoch."""
+        self.started = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the epoch's line; every other callback has logged its values before."""
+        if not trainer.is_global_zero:
+            return
+        values = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
+        seconds = time.monotonic() - self.started
+        rate = trainer.optimizers[0].param_groups[-1]["lr"]
+        row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, "lr": rate, **values}
+        self._append({**row, "seconds": round(seconds, 3)})
+        last = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else "?"
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items() if name in _SHOWN)
+        line = f"epoch {row['epoch']:>3}/{last}  {shown}  {seconds:.1f} s"
+        if trainer.progress_bar_callback is not None:
+            trainer.progress_bar_callback.print(line)
+        else:
+            print(line, flush=True)
+
+    def _append(self, row: dict[str, Any]) -> None:
+        earlier: list[dict[str, Any]] = []
+        if self.file.exists():
+            with self.file.open(newline="", encoding="utf-8") as file:
+                earlier = [r for r in csv.DictReader(file) if int(r["epoch"]) < row["epoch"]]
+        columns = list(dict.fromkeys([*(name for r in earlier for name in r), *row]))
+        with self.file.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, columns, restval="")
+            writer.writeheader()
+            writer.writerows([*earlier, row])
+
+
+_SHOWN = ("train_loss", "train_acc", "val_loss", "val_acc", "val_balanced_acc")
+
+
+class Predictions(Callback):
+    """Logits of every picture of a pass, by its row in the data table, kept for the record and written as Parquet.
+
+    Attributes:
+        index: row of the data table.
+        logits: scores.
+        labels: class numbers.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def _keep(self, outputs: Tensor, batch: Batch) -> None:
+        self._parts.append((batch.index.cpu(), outputs.detach().float().cpu(), batch.labels.cpu()))
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any
+    ) -> None:
+        """Keep a batch."""
+        self._keep(outputs, batch)
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any
+    ) -> None:
+        """Keep a batch."""
+        self._keep(outputs, batch)
+
+    def collected(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Index, logits and labels, in the order of the data table, each picture once."""
+        index, logits, labels = (torch.cat(part) for part in zip(*self._parts, strict=True))
+        order = index.argsort()
+        return index[order], logits[order], labels[order]
+
+    def write(self, file: Path, data: ImageDataModule) -> None:
+        """Write index, path, label and logits."""
+        index, logits, labels = self.collected()
+        columns = {
+            "index": pa.array(index.numpy()),
+            "path": pa.array([data.table.name(i) for i in index.tolist()]),
+            "label": pa.array(labels.numpy()),
+            "logits": pa.array(logits.tolist(), type=pa.list_(pa.float32(), logits.shape[1])),
+        }
+        table = pa.table(columns)
+        names = {b"classes": "\n".join(data.classes).encode()}
+        beside = file.with_name(f".{file.name}")
+        pq.write_table(table.replace_schema_metadata(names), beside)
+        beside.replace(file)
