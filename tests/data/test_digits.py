@@ -42,7 +42,7 @@ def test_digits_are_written_once(monkeypatch, tmp_path):
     assert write_digits() == folder
     assert (folder / "0" / "0000.png").stat().st_mtime_ns == before
     (folder / "0" / "0000.png").unlink()
-    with pytest.raises(ValueError, match="1797 digits .* found 1796"):
+    with pytest.raises(ValueError, match=r"1797 digits .* found 1796"):
         Digits().table()
 
 

@@ -17,7 +17,7 @@ from torchvision.datasets import cifar as published
 from torchvision.datasets.utils import download_url
 
 from vit.data.source import Source
-from vit.data.split import TEST, UNASSIGNED
+from vit.data.split import TEST, TRAIN
 from vit.data.table import Rows, cache_folder
 
 _SIDE = 32
@@ -59,7 +59,7 @@ class CIFAR10(Source):
         paths: list[bytes] = []
         labels: list[int] = []
         splits: list[int] = []
-        for names, split in ((self._published.train_list, UNASSIGNED), (self._published.test_list, TEST)):
+        for names, split in ((self._published.train_list, TRAIN), (self._published.test_list, TEST)):
             for name, _ in names:
                 batch = read_plain(files[name], name)
                 pixels = _pixels(_entry(batch, b"data", ndarray, name), name)

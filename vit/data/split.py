@@ -78,26 +78,21 @@ def stratified_split(
 def fill_splits(rows: Rows, *, val: float, test: float, seed: int) -> Int[ndarray, " n"]:
     """Splits of all rows, where the source names none or only some.
 
-    Nothing named, or train alone: val and test are split off. Train and test without val: val is split off
-    train, test is never touched. Train and val without test: there is no test split.
+    Nothing named, or train alone: val and test are split off. Test without val: val is split off train, test
+    is never touched. Val without test: there is no test split. A row without a split counts as train's.
 
     Raises:
         ValueError: the shares leave nothing to train on.
     """
-    named = {SPLITS[code] for code in np.unique(rows.splits) if code != UNASSIGNED}
-    if "val" in named or named == {"test"}:
-        return rows.splits
-    where = np.flatnonzero((rows.splits == TRAIN) | (rows.splits == UNASSIGNED))
-    splits = rows.splits.copy()
-    splits[where] = stratified_split(
-        rows.labels[where],
-        [rows.paths[i] for i in where],
-        val=val,
-        test=0.0 if "test" in named else test,
-        seed=seed,
-    )
-    wanted = {"val": val, "test": 0.0 if "test" in named else test}
-    _say_small_classes(rows, splits, [name for name, share in wanted.items() if share > 0])
+    splits = np.where(rows.splits == UNASSIGNED, TRAIN, rows.splits).astype(np.int8)
+    if (splits == VAL).any():
+        return splits
+    shares = {"val": val, "test": 0.0 if (splits == TEST).any() else test}
+    where = np.flatnonzero(splits == TRAIN)
+    names = [rows.paths[i] for i in where]
+    splits[where] = stratified_split(rows.labels[where], names, **shares, seed=seed)
+    if len(where):
+        _say_small_classes(rows, splits, [name for name, share in shares.items() if share > 0])
     return splits
 
 
