@@ -3,13 +3,14 @@
 import os
 from pathlib import Path
 
+import jaxtyping
 import pytest
 from jaxtyping import install_import_hook
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # Shapes written in signatures are checked in every test.
-install_import_hook("vit", "beartype.beartype")
+install_import_hook("vit", "typechecking.check")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -49,3 +50,9 @@ def cache(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     os.environ["VIT_CACHE"] = str(folder)
     return folder
+
+
+@pytest.fixture
+def as_users_run(monkeypatch):
+    """Without the type checks that tests add, so that the package's own messages answer."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -1,15 +1,8 @@
 """What the model tests share."""
 
-import jaxtyping
 import pytest
 import torch
 from torch import nn
-
-
-@pytest.fixture
-def as_users_run(monkeypatch):
-    """Without the type checks that tests add, so that the package's own messages answer."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture

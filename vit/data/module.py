@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
@@ -243,6 +244,8 @@ class ImageDataModule(LightningDataModule):
             collate_fn=collate,
             pin_memory=pin,
             multiprocessing_context=self.source.multiprocessing_context if workers else None,
+            # Without its own, every iterator would draw from training's generator.
+            generator=torch.Generator(),
             persistent_workers=keep and self.source.persistent_workers and workers > 0,
         )
 

@@ -45,10 +45,10 @@ class StageMetrics(nn.Module):
 
     def compute(self) -> dict[str, Tensor]:
         """All values over what came since the last `reset`, over all processes; empty without pictures."""
+        if not self.metrics["counts"].update_called:
+            return {}
         values = self.metrics.compute()
         true_positive, *_, support = values["counts"].unbind(-1)
-        if support.sum() == 0:
-            return {}
         present = support > 0
         named = {
             "loss": self.loss.compute() / support.sum(),

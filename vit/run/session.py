@@ -338,12 +338,16 @@ def quiet_lightning() -> Iterator[None]:
 
 
 _NOT_NEWS = (
+    # Lightning 2.6 with torch 2.14: about Lightning's own use of torch.
+    r".*LeafSpec.*is deprecated",
     # Workers are chosen by amount of data and cores; the plan gives the reason.
     r"The '.*_dataloader' does not have many workers",
     # Frozen parts are in evaluation mode on purpose.
     r"Found \d+ module\(s\) in eval mode at the start of training",
     # Small data sets have fewer batches than the logging interval.
     r"The number of training batches \(\d+\) is smaller than the logging interval",
+    # Evaluation needs none of the callbacks of training.
+    r"Be aware that when using `ckpt_path`, callbacks used to create the checkpoint",
     # A run that goes on writes into its own folder.
     r"Checkpoint directory .* exists and is not empty",
 )

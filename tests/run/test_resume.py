@@ -1,0 +1,115 @@
+"""A run that goes on equals one that was never cut, bit for bit on the CPU."""
+
+import csv
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from vit.run import session
+from vit.run.options import Options
+
+
+class Cut(Callback):
+    """Break off after a given number of optimizer steps."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_train_batch_start(self, trainer, *args):
+        if trainer.global_step == self.after:
+            raise Cut.Now
+
+    class Now(Exception):
+        pass
+
+
+def weights(path):
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+def equal(a, b):
+    left, right = weights(a), weights(b)
+    assert left.keys() == right.keys()
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+def cut_fit(args, after, monkeypatch):
+    plain = session._trainer_options
+
+    def with_cut(options, **ours):
+        return plain(options, **{**ours, "callbacks": [Cut(after), *ours["callbacks"]]})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "_trainer_options", with_cut)
+        with pytest.raises(Cut.Now):
+            session.fit(args)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("after", [12, 9], ids=["after an epoch", "inside an epoch"])
+def test_a_cut_run_goes_on_bit_for_bit(tmp_path, tiny, workers, after, monkeypatch):  # C14
+    args = [*tiny, f"--data.num_workers={workers}", "--save_every_n_steps=1"]
+    unbroken = session.fit([*args, "--name=unbroken"])
+    cut_fit([*args, "--name=cut"], after, monkeypatch)
+    broken = tmp_path / "outputs" / "cut" / "1"
+    assert not equal(broken / "checkpoints" / "last.ckpt", unbroken.last)
+    resumed = session.fit([], resume=str(broken))
+    assert resumed.path == broken
+    assert equal(resumed.last, unbroken.last)
+    assert equal(resumed.best, unbroken.best)
+    assert _losses(resumed) == _losses(unbroken)
+    assert resumed.record["val"]["loss"] == unbroken.record["val"]["loss"]
+
+
+def _losses(run):
+    with (run.path / "metrics.csv").open(newline="") as file:
+        return [(row["epoch"], row["val_loss"], row["lr"]) for row in csv.DictReader(file)]
+
+
+def test_two_epochs_and_one_more_equal_three(tmp_path, tiny):  # C14
+    args = [*tiny, "--model.schedule.steps=18", "--data.num_workers=0"]
+    three = session.fit([*args, "--name=three"])
+    two = session.fit([*args, "--name=two", "--trainer.max_epochs=2"])
+    assert not equal(two.last, three.last)
+    more = session.fit(["--trainer.max_epochs=3"], resume=str(two.path))
+    assert more.path == two.path
+    assert equal(more.last, three.last)
+    assert more.record["epochs"] == 3
+
+
+def test_a_run_goes_on_past_its_planned_end_and_keeps_its_best(tmp_path, tiny):
+    run = session.fit([*tiny, "--trainer.max_epochs=1"])
+    score = torch.load(run.best, weights_only=True)["callbacks"]
+    moved = run.path.parent / "moved"
+    run.path.rename(moved)
+    more = session.fit(["--trainer.max_epochs=3"], resume=str(moved))
+    assert more.path == moved
+    rows = _losses(more)
+    assert [epoch for epoch, *_ in rows] == ["1", "2", "3"]
+    state = torch.load(more.last, weights_only=True)["callbacks"]
+    key = next(k for k in score if "val_acc" in k)
+    assert state[key]["best_model_score"] >= score[key]["best_model_score"]
+    assert str(moved) in state[key]["best_model_path"]
+
+
+def test_typed_options_win_over_the_checkpoint_when_a_run_goes_on(tmp_path, tiny):  # D6
+    run = session.fit([*tiny, "--trainer.max_epochs=1"])
+    session.fit(["--trainer.max_epochs=2", "--model.optim.lr=0.5"], resume=str(run.path))
+    with (run.path / "metrics.csv").open(newline="") as file:
+        rates = [float(row["lr"]) for row in csv.DictReader(file)]
+    assert max(rates) < 0.6
+    groups = torch.load(run.last, weights_only=True)["optimizer_states"][0]["param_groups"]
+    assert Options("fit", ["--config", str(run.config)]).config.model.optim.lr == 0.5
+    assert groups[0]["lr"] == pytest.approx(0.0, abs=0.5)
+    with pytest.raises(ValueError, match="differs in width: checkpoint 16, now 32"):
+        session.fit(["--model.encoder.width=32", "--trainer.max_epochs=3"], resume=str(run.path))
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not(tiny):  # C22
+    a = session.fit([*tiny, "--trainer.max_epochs=1"])
+    b = session.fit([*tiny, "--trainer.max_epochs=1"])
+    other = session.fit([*tiny, "--trainer.max_epochs=1", "--seed=1"])
+    assert a.path != b.path
+    assert equal(a.last, b.last)
+    assert not equal(a.last, other.last)

@@ -1,0 +1,135 @@
+"""Parameter groups and schedules against hand computations."""
+
+import math
+
+import pytest
+import torch
+
+from vit.models.config import ViTConfig
+from vit.models.vit import VisionTransformer
+from vit.tasks.optim import (
+    OptimConfig,
+    ScheduleConfig,
+    apply_to_optimizer,
+    make_optimizer,
+    make_schedule,
+    parameter_groups,
+)
+
+
+def tiny(**options):
+    values = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 2, "heads": 2, "num_classes": 3}
+    return VisionTransformer(ViTConfig(**{**values, **options}))
+
+
+VARIANTS = [
+    {},
+    {"registers": 4},
+    {"layer_scale": 0.1, "qk_norm": True},
+    {"pool": "attention"},
+    {"pool": "mean", "class_token": False, "head": "mlp"},
+]
+
+
+@pytest.mark.parametrize("options", VARIANTS)
+@pytest.mark.parametrize("layer_decay", [1.0, 0.7])
+def test_every_parameter_stands_in_exactly_one_group_and_no_vector_token_or_position_decays(options, layer_decay):  # C9
+    model = tiny(**options)
+    groups = parameter_groups(model, lr=1.0, weight_decay=0.1, layer_decay=layer_decay)
+    seen = [id(p) for group in groups for p in group["params"]]
+    assert sorted(seen) == sorted(id(p) for p in model.parameters())
+    names = {id(p): name for name, p in model.named_parameters()}
+    for group in groups:
+        for p in group["params"]:
+            last = names[id(p)].split(".")[-1]
+            spared = p.ndim < 2 or last in ("cls_token", "reg_token", "pos_embed", "latent")
+            assert group["weight_decay"] == (0.0 if spared else 0.1), names[id(p)]
+
+
+def test_rates_under_layer_decay_equal_the_hand_computation():  # C10
+    model = tiny(registers=2)
+    groups = parameter_groups(model, lr=2.0, weight_decay=0.1, layer_decay=0.7)
+    names = {id(p): name for name, p in model.named_parameters()}
+    rates = {names[id(p)]: group["lr"] for group in groups for p in group["params"]}
+    for name in ("cls_token", "reg_token", "pos_embed", "patch_embed.proj.weight"):
+        assert rates[name] == pytest.approx(2.0 * 0.343)
+    assert rates["blocks.0.attn.qkv.weight"] == pytest.approx(2.0 * 0.49)
+    assert rates["blocks.1.mlp.fc2.bias"] == pytest.approx(2.0 * 0.7)
+    assert rates["norm.weight"] == rates["head.weight"] == 2.0
+
+
+def test_frozen_parameters_are_in_no_group():
+    model = tiny()
+    model.requires_grad_(False)
+    model.head.requires_grad_(True)
+    groups = parameter_groups(model, lr=1.0, weight_decay=0.1, layer_decay=0.5)
+    assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in model.head.parameters()}
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="everything is frozen"):
+        parameter_groups(model, lr=1.0, weight_decay=0.1, layer_decay=1.0)
+
+
+def test_the_schedule_climbs_from_above_zero_peaks_after_warm_up_and_ends_at_its_final_value():  # C5, C8
+    schedule = make_schedule(ScheduleConfig(warmup=4, final=0.1), 20)
+    values = [schedule(step) for step in range(20)]
+    assert values[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert values[4] == 1.0
+    assert values[19] == pytest.approx(0.1)
+    assert all(a >= b for a, b in zip(values[4:], values[5:], strict=False))
+    middle = 4 + (19 - 4) / 3
+    assert schedule(9) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 3)) / 2)
+    assert middle == 9
+    assert schedule(100) == pytest.approx(0.1)
+
+
+def test_a_share_as_warm_up_counts_optimizer_steps():  # C6
+    assert make_schedule(ScheduleConfig(warmup=0.1), 200).warmup == 20
+    assert make_schedule(ScheduleConfig(warmup=7), 200).warmup == 7
+    assert make_schedule(ScheduleConfig(warmup=0.1, steps=50), 200).total == 50
+
+
+def test_a_warm_up_longer_than_the_run_is_an_error():  # C8
+    with pytest.raises(ValueError, match="at most the 10 steps"):
+        make_schedule(ScheduleConfig(warmup=11), 10)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (OptimConfig, {"lr": 0.0}, "above 0"),
+        (OptimConfig, {"lr": float("nan")}, "above 0"),
+        (OptimConfig, {"name": "adam"}, "adamw or sgd"),
+        (OptimConfig, {"layer_decay": 1.5}, "at most 1"),
+        (OptimConfig, {"weight_decay": -1.0}, "at least 0"),
+        (ScheduleConfig, {"warmup": -1.0}, "at least 0"),
+        (ScheduleConfig, {"final": 2.0}, "between 0 and 1"),
+        (ScheduleConfig, {"steps": 0}, "at least 1"),
+    ],
+)
+def test_values_out_of_range_are_refused(make, options, message, as_users_run):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_what_is_configured_wins_over_what_an_optimizer_remembers(name):  # D6
+    model = tiny()
+    old = OptimConfig(name=name, lr=0.1, weight_decay=0.3, momentum=0.5, betas=(0.5, 0.6))
+    new = OptimConfig(name=name, lr=0.7, weight_decay=0.2, momentum=0.8, betas=(0.7, 0.9))
+    before = make_optimizer(old, parameter_groups(model, lr=0.1, weight_decay=0.3, layer_decay=1.0))
+    groups = parameter_groups(model, lr=0.7, weight_decay=0.2, layer_decay=1.0)
+    after = make_optimizer(new, groups)
+    after.load_state_dict(before.state_dict())
+    assert after.param_groups[0]["lr"] == 0.1
+    apply_to_optimizer(after, new, groups)
+    assert after.param_groups[0]["lr"] == 0.7
+    assert {group["weight_decay"] for group in after.param_groups} == {0.0, 0.2}
+    key, value = ("momentum", 0.8) if name == "sgd" else ("betas", (0.7, 0.9))
+    assert all(group[key] == value for group in after.param_groups)
+
+
+def test_optimizers_are_torchs_own():
+    model = tiny()
+    groups = parameter_groups(model, lr=0.1, weight_decay=0.0, layer_decay=1.0)
+    assert type(make_optimizer(OptimConfig(name="sgd", lr=0.1), groups)) is torch.optim.SGD
+    assert type(make_optimizer(OptimConfig(lr=0.1), groups)) is torch.optim.AdamW
