@@ -103,6 +103,12 @@ class ImageDataModule(LightningDataModule):
         """Pictures per evaluation step and process."""
         return self.source.eval_batch_size or self.source.batch_size or DEFAULT_BATCH_SIZE
 
+    def setup(self, stage: str) -> None:
+        """Turn validation off where there is nothing to validate on; called by Lightning."""
+        if stage == "fit" and self.trainer is not None and not self.table.rows("val"):
+            log.warning("there is no val split, so training runs without validation")
+            self.trainer.limit_val_batches = 0
+
     def train_dataloader(self) -> Loader:
         """Random crops and flips of the train split, in a seeded order.
 
@@ -123,10 +129,8 @@ class ImageDataModule(LightningDataModule):
         self._sampler = sampler
         return self._loader(pictures, sampler, batch_size=self.batch_size, drop_last=self.source.drop_last, keep=True)
 
-    def val_dataloader(self) -> Loader | list[Loader]:
-        """The val split; no loader when `fit` runs on data without one."""
-        if not self.table.rows("val") and self._fn() == TrainerFn.FITTING:
-            return []
+    def val_dataloader(self) -> Loader:
+        """The val split."""
         return self.loader("val")
 
     def test_dataloader(self) -> Loader:
