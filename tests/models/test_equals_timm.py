@@ -59,6 +59,21 @@ KINDS = {
         {"in_chans": 1, "mlp_ratio": 1.5, "img_size": (16, 40)},
         {"channels": 1, "mlp_dim": 72, "image_size": (16, 40)},
     ),
+    "CLIP": (
+        "vit_base_patch16_clip_quickgelu_224",
+        {},
+        {"activation": "quick_gelu", "norm_eps": 1e-5, "norm_pre": True, "patch_bias": False},
+    ),
+    "packed SwiGLU as in DINOv2 giant": (
+        "vit_giant_patch14_dinov2",
+        {"mlp_ratio": 3.0, "global_pool": "token"},
+        {"mlp": "swiglu_packed", "mlp_dim": 72, "layer_scale": 1e-5},
+    ),
+    "norms inside attention and MLP, no biases behind them": (
+        "vit_tiny_patch16_224",
+        {"scale_attn_norm": True, "scale_mlp_norm": True, "proj_bias": False},
+        {"attention_norm": True, "mlp_norm": True, "proj_bias": False, "mlp_bias": False},
+    ),
     "features": ("vit_tiny_patch16_224", {"num_classes": 0}, {"num_classes": 0}),
 }
 
@@ -136,6 +151,18 @@ def test_the_mlp_ratio_gives_back_the_hidden_size(hidden):
         ({"block_norm": "post"}, "post-norm"),
         ({"head_dim": 20}, "head_dim"),
         ({"norm_eps": 1e-12}, "norm_eps"),
+        ({"mlp": "swiglu", "layer_scale": 0.1}, "this MLP"),
+        ({"mlp": "swiglu_packed"}, "without LayerScale"),
+        ({"mlp": "swiglu_packed", "pool": "attention", "layer_scale": 0.1}, "attention pooling"),
+        ({"position": "sine"}, "these positions"),
+        ({"position_at": "every_layer"}, "beyond the stem"),
+        ({"relative_position": "rotary"}, "rotations or biases"),
+        ({"dynamic_size": True, "position_antialias": False}, "antialiasing"),
+        ({"norm_pre": True}, "norm before the blocks"),
+        ({"patch_bias": False}, "norm before the blocks"),
+        ({"key_bias": False}, "keys alone"),
+        ({"proj_bias": False}, "different biases"),
+        ({"mlp_bias": False}, "different biases"),
     ],
 )
 def test_what_timm_cannot_express_is_named_and_timm_refuses_it(options, gap):

@@ -19,6 +19,15 @@ PRESETS = {
     "no positions": {"position": "none", "qk_norm": True, "qkv_bias": False},
     "post-norm": {"block_norm": "post", "head_dim": 24, "activation": "relu"},
     "features": {"num_classes": 0},
+    "rotary": {"position": "none", "relative_position": "rotary", "key_bias": False, "registers": 1},
+    "rotary by index, gated": {"relative_position": "rotary_index", "mlp": "swiglu", "mlp_norm": True},
+    "mixed rotary, packed gate": {"relative_position": "rotary_mixed", "mlp": "swiglu_packed", "proj_bias": False},
+    "bias table": {"position": "none", "relative_position": "bias"},
+    "shared bias table": {"relative_position": "bias", "position_at": "every_layer_shared", "norm_pre": True},
+    "quadratic": {"position": "none", "relative_position": "quadratic", "attention_norm": True},
+    "two axes at every layer": {"position": "learned_2d", "position_at": "every_layer", "patch_bias": False},
+    "learned at every layer": {"position_at": "every_layer", "prefix_position": False, "mlp_bias": False},
+    "sine": {"position": "sine_2d"},
 }
 
 
@@ -78,14 +87,26 @@ OPTIONS = {
     "class_token": False,
     "registers": 2,
     "position": "none",
+    "position_at": "every_layer_shared",
     "prefix_position": False,
+    "position_grid": (7, 9),
+    "relative_position": "rotary",
+    "rotary_base": 10.0,
     "pool": "mean",
+    "patch_bias": False,
+    "norm_pre": True,
     "block_norm": "post",
     "final_norm": "none",
     "norm_eps": 0.1,
     "qkv_bias": False,
+    "key_bias": False,
     "qk_norm": True,
+    "attention_norm": True,
+    "proj_bias": False,
     "layer_scale": 0.1,
+    "mlp": "swiglu",
+    "mlp_bias": False,
+    "mlp_norm": True,
     "activation": "quick_gelu",
     "dropout": 0.1,
     "position_dropout": 0.1,
@@ -94,13 +115,18 @@ OPTIONS = {
     "num_classes": 4,
     "head": "mlp",
 }
-SHAPELESS = {"dynamic_size", "fused", "init_std"}  # each has a test of its own
+NEEDS = {
+    "class_token": {"pool": "attention"},
+    "position_grid": {"position": "sine_2d"},
+    "rotary_base": {"relative_position": "rotary"},
+}
+SHAPELESS = {"dynamic_size", "fused", "init_std", "position_antialias"}  # each has a test of its own
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_makes_a_difference(name, randomise):
     assert set(OPTIONS) | SHAPELESS == {field.name for field in fields(ViTConfig)}
-    base = {"pool": "attention"} if name == "class_token" else {}
+    base = NEEDS.get(name, {})
     plain, changed = build(**base), build(**base, **{name: OPTIONS[name]})
     shapes = [{key: tensor.shape for key, tensor in m.state_dict().items()} for m in (plain, changed)]
     if shapes[0] != shapes[1]:
@@ -184,12 +210,13 @@ def test_every_parameter_has_one_depth_in_order(preset):
     groups = model.layer_groups()
     assert [depth for depth, _ in groups] == ["embed", "blocks.0", "blocks.1", "head"]
     names = [name for _, members in groups for name in members]
+    assert len(names) == len(set(names))
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
     depth_of = {name: depth for depth, members in groups for name in members}
     for name, depth in depth_of.items():
         if name in ("cls_token", "reg_token", "pos_embed") or name.startswith("patch_embed"):
             assert depth == "embed"
-        if name.startswith(("norm", "fc_norm", "head", "attn_pool")):
+        if name.startswith(("norm.", "fc_norm", "head", "attn_pool")):
             assert depth == "head"
 
 
@@ -260,7 +287,7 @@ def test_encode_takes_a_selection_of_tokens_and_masks(randomise):
     assert torch.equal(causal[0][:, :-1], causal[1][:, :-1])
 
 
-@pytest.mark.parametrize("preset", ["attention", "registers", "post-norm"])
+@pytest.mark.parametrize("preset", ["attention", "registers", "post-norm", "rotary", "quadratic"])
 def test_the_model_compiles_into_one_graph(preset, randomise, as_users_run):
     model = randomise(build(**PRESETS[preset]))
     torch._dynamo.reset()
@@ -280,11 +307,28 @@ def test_the_model_exports_with_a_dynamic_batch(fused, randomise):
         torch.testing.assert_close(exported(x), model(x))
 
 
-def test_a_dynamic_model_exports_with_dynamic_batch_height_and_width(randomise, as_users_run):
-    model = randomise(build(dynamic_size=True))
+@pytest.mark.parametrize("preset", ["paper", "rotary", "sine", "two axes at every layer"])
+def test_a_dynamic_model_exports_with_dynamic_batch_height_and_width(preset, randomise, as_users_run):
+    model = randomise(build(dynamic_size=True, **PRESETS[preset]))
     free = torch.export.Dim.DYNAMIC
     shapes = {"images": {0: free, 2: free, 3: free}}
     exported = torch.export.export(model, (images(48, 64),), dynamic_shapes=shapes).module()
     for size in ((32, 32), (40, 64), (64, 48)):
         x = torch.randn(3, 3, *size)
         torch.testing.assert_close(exported(x), model(x))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_selection_of_tokens_keeps_the_places_they_came_from(preset, randomise):
+    model = randomise(build(**PRESETS[preset]))
+    x = images()
+    tokens = model.embed(x)
+    count = tokens.shape[1]
+    kept = torch.stack([torch.tensor([0, 2, 3, 9, 14]), torch.tensor([0, 1, 7, 8, 16 if count > 16 else 15])])
+    mask = torch.zeros(2, 1, count, count, dtype=torch.bool)
+    for i in range(2):
+        mask[i, :, :, kept[i]] = True
+    whole = model.encode(tokens, mask=mask)
+    some = model.encode(torch.stack([tokens[i, kept[i]] for i in range(2)]), kept=kept)
+    expected = torch.stack([whole[i, kept[i]] for i in range(2)])
+    torch.testing.assert_close(some, expected, atol=1e-4, rtol=1e-4)

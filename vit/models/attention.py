@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Mask = Bool[Tensor, "..."] | Float[Tensor, "..."]
+Rotation = Float[Tensor, "..."]
+"""Angles that broadcast to (b, heads, t, head_dim / 2); 0 leaves a token as it is."""
 
 
 @cache
@@ -54,6 +56,18 @@ def masked_softmax(scores: Float[Tensor, "b h q k"], mask: Mask | None) -> Float
     return scores.softmax(-1).masked_fill(blocked, 0.0)
 
 
+def rotate(x: Float[Tensor, "b h t e"], angles: Rotation) -> Float[Tensor, "b h t e"]:
+    """Rotate the pairs (i, i + e/2) of each token by its angles (Su et al. 2021, eq. 34), in float32.
+
+    Args:
+        x: queries or keys.
+        angles: of each token and pair.
+    """
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention: softmax(QKᵀ/√d_k)V per head, concatenated, times W^O (Vaswani et al., 3.2).
 
@@ -66,6 +80,9 @@ class Attention(nn.Module):
         heads: number of heads.
         head_dim: size of a head; None is width / heads, any other value is free of both.
         qkv_bias: whether the projections to queries, keys and values have a bias.
+        key_bias: whether that of the keys is there; without it the others are named `q_bias` and `v_bias`.
+        proj_bias: whether the output projection has a bias.
+        norm: eps of a LayerNorm before the output projection, or None.
         qk_norm: eps of a LayerNorm over each head's queries and keys (Dehghani et al. 2023), or None.
         dropout: rate after the output projection.
         attention_dropout: rate on the probabilities.
@@ -83,6 +100,9 @@ class Attention(nn.Module):
         *,
         head_dim: int | None = None,
         qkv_bias: bool = True,
+        key_bias: bool = True,
+        proj_bias: bool = True,
+        norm: float | None = None,
         qk_norm: float | None = None,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
@@ -95,18 +115,29 @@ class Attention(nn.Module):
             )
         self.heads = heads
         self.head_dim = head_dim or width // heads
-        self._make_projections(width, qkv_bias)
+        self._make_projections(width, qkv_bias and key_bias)
+        self.q_bias = self.v_bias = None
+        if qkv_bias and not key_bias:
+            self.q_bias = nn.Parameter(torch.zeros(self.heads * self.head_dim))
+            self.v_bias = nn.Parameter(torch.zeros(self.heads * self.head_dim))
         self.q_norm = nn.Identity() if qk_norm is None else nn.LayerNorm(self.head_dim, eps=qk_norm)
         self.k_norm = nn.Identity() if qk_norm is None else nn.LayerNorm(self.head_dim, eps=qk_norm)
         self.attn_drop = nn.Dropout(attention_dropout)
-        self.proj = nn.Linear(self.heads * self.head_dim, width)
+        inner = self.heads * self.head_dim
+        self.norm = nn.Identity() if norm is None else nn.LayerNorm(inner, eps=norm)
+        self.proj = nn.Linear(inner, width, bias=proj_bias)
         self.proj_drop = nn.Dropout(dropout)
 
     def _make_projections(self, width: int, bias: bool) -> None:
         self.qkv = nn.Linear(width, 3 * self.heads * self.head_dim, bias=bias)
 
     def forward(
-        self, x: Float[Tensor, "b t d"], *, mask: Mask | None = None, causal: bool = False
+        self,
+        x: Float[Tensor, "b t d"],
+        *,
+        mask: Mask | None = None,
+        causal: bool = False,
+        rotation: Rotation | None = None,
     ) -> Float[Tensor, "b t d"]:
         """Let each token look at all tokens.
 
@@ -115,8 +146,13 @@ class Attention(nn.Module):
             mask: broadcast to (b, heads, queries, keys): true where a query may look, or a bias that is added
                 to the scores, -inf forbidding. `padding_mask` makes one.
             causal: whether a token sees only itself and those before it, besides what `mask` says.
+            rotation: angles by which queries and keys are rotated, see `rotate`.
         """
-        q, k, v = self._split(self.qkv(x), 3)
+        q, k, v = self._split(self._project(x), 3)
+        # Under autocast a LayerNorm, and a rotation, give float32.
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
         if not causal:
             return self._attend(q, k, v, mask)
         if mask is None and self._is_fused(q):
@@ -125,6 +161,11 @@ class Attention(nn.Module):
         if mask is not None:
             seen = mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -math.inf)
         return self._attend(q, k, v, seen)
+
+    def _project(self, x: Tensor) -> Tensor:
+        if self.q_bias is None or self.v_bias is None:
+            return self.qkv(x)
+        return F.linear(x, self.qkv.weight, torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias]))
 
     def _split(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
         """(b, t, parts · heads · head_dim) -> `parts` tensors (b, heads, t, head_dim)."""
@@ -143,8 +184,7 @@ class Attention(nn.Module):
         mask: Mask | None,
         causal: bool = False,
     ) -> Float[Tensor, "b q d"]:
-        # Under autocast a LayerNorm, and the softmax below, give float32.
-        q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
+        q, k = q.to(v.dtype), k.to(v.dtype)
         if self._is_fused(q):
             if mask is not None and mask.dtype != torch.bool:
                 mask = mask.to(q.dtype)
@@ -152,14 +192,18 @@ class Attention(nn.Module):
             heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate, is_causal=causal)
         else:
             scores = (q * self.head_dim**-0.5) @ k.transpose(-2, -1)
+            # Under autocast the softmax gives float32.
             heads = self.attn_drop(masked_softmax(scores, mask)).to(v.dtype) @ v
-        return self.proj_drop(self.proj(heads.transpose(1, 2).flatten(2)))
+        return self.proj_drop(self.proj(self._join(heads)))
+
+    def _join(self, heads: Float[Tensor, "b h q e"]) -> Float[Tensor, "b q d"]:
+        return self.norm(heads.transpose(1, 2).flatten(2))
 
 
 class CrossAttention(Attention):
     """Attention whose queries come from one sequence, keys and values from another, the context.
 
-    Arguments and paths are those of `Attention`; the projections are `q` and `kv`.
+    Arguments and paths are those of `Attention`, but `norm` and `key_bias`; the projections are `q` and `kv`.
     """
 
     def _make_projections(self, width: int, bias: bool) -> None:
@@ -167,10 +211,13 @@ class CrossAttention(Attention):
         self.q = nn.Linear(width, inner, bias=bias)
         self.kv = nn.Linear(width, 2 * inner, bias=bias)
 
+    def _join(self, heads: Float[Tensor, "b h q e"]) -> Float[Tensor, "b q d"]:
+        return heads.transpose(1, 2).flatten(2)
+
     def forward(  # type: ignore[override]
         self, x: Float[Tensor, "b q d"], context: Float[Tensor, "b k d"], *, mask: Mask | None = None
     ) -> Float[Tensor, "b q d"]:
         """Let each token of `x` look at all tokens of `context`; `mask` as in `Attention`."""
         (q,) = self._split(self.q(x), 1)
         k, v = self._split(self.kv(context), 2)
-        return self._attend(q, k, v, mask)
+        return self._attend(self.q_norm(q), self.k_norm(k), v, mask)

@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vit.models.attention import Attention, CrossAttention, Mask
+from vit.models.attention import Attention, CrossAttention, Mask, Rotation
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
+MlpKind = Literal["dense", "swiglu", "swiglu_packed"]
 
 
 class QuickGELU(nn.Module):
@@ -47,11 +48,12 @@ class PatchEmbed(nn.Module):
         patch_size: side P in pixels.
         channels: C of the images.
         width: D of the tokens.
+        bias: whether a bias is added.
     """
 
-    def __init__(self, patch_size: int, channels: int, width: int) -> None:
+    def __init__(self, patch_size: int, channels: int, width: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(channels, width, kernel_size=patch_size, stride=patch_size)
+        self.proj = nn.Conv2d(channels, width, kernel_size=patch_size, stride=patch_size, bias=bias)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n d"]:
         """Patches of normalised images whose sides P divides."""
@@ -59,26 +61,52 @@ class PatchEmbed(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two dense layers with an activation between them and dropout after each (ViT, eq. 3).
+    """Two dense layers with an activation between them and dropout after each (ViT, eq. 3), or a gated version.
 
     Args:
         width: D of the tokens.
         hidden: size of the layer between.
-        activation: its name.
+        activation: its name; gated versions have silu.
         dropout: rate after either layer.
+        kind: `dense`; `swiglu`: silu(xG) · xV before the second layer (Shazeer 2020); `swiglu_packed`: G and V in
+            one weight `fc1`.
+        bias: whether both layers have one.
+        norm: eps of a LayerNorm before the second layer, or None.
     """
 
-    def __init__(self, width: int, hidden: int, *, activation: Activation = "gelu", dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        activation: Activation = "gelu",
+        dropout: float = 0.0,
+        kind: MlpKind = "dense",
+        bias: bool = True,
+        norm: float | None = None,
+    ) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.act = make_activation(activation)
+        self.kind = kind
+        if kind == "swiglu":
+            self.fc1_g = nn.Linear(width, hidden, bias=bias)
+            self.fc1_x = nn.Linear(width, hidden, bias=bias)
+        else:
+            self.fc1 = nn.Linear(width, hidden if kind == "dense" else 2 * hidden, bias=bias)
+        self.act = make_activation(activation if kind == "dense" else "silu")
         self.drop1 = nn.Dropout(dropout)
-        self.fc2 = nn.Linear(hidden, width)
+        self.norm = nn.Identity() if norm is None else nn.LayerNorm(hidden, eps=norm)
+        self.fc2 = nn.Linear(hidden, width, bias=bias)
         self.drop2 = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Each token by itself."""
-        return self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
+        return self.drop2(self.fc2(self.norm(self.drop1(self._hidden(x)))))
+
+    def _hidden(self, x: Tensor) -> Tensor:
+        if self.kind == "dense":
+            return self.act(self.fc1(x))
+        gate, value = (self.fc1_g(x), self.fc1_x(x)) if self.kind == "swiglu" else self.fc1(x).chunk(2, dim=-1)
+        return self.act(gate) * value
 
 
 class LayerScale(nn.Module):
@@ -157,14 +185,22 @@ class Block(nn.Module):
         self.drop_path2 = DropPath(drop_path)
 
     def forward(
-        self, x: Float[Tensor, "b t d"], *, mask: Mask | None = None, causal: bool = False
+        self,
+        x: Float[Tensor, "b t d"],
+        *,
+        mask: Mask | None = None,
+        causal: bool = False,
+        rotation: Rotation | None = None,
     ) -> Float[Tensor, "b t d"]:
-        """Tokens through both sub-layers; `mask` and `causal` as in `Attention`."""
+        """Tokens through both sub-layers; `mask`, `causal` and `rotation` as in `Attention`."""
         if self.pre:
-            x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), mask=mask, causal=causal)))
+            x = x + self.drop_path1(self.ls1(self._attend(self.norm1(x), mask, causal, rotation)))
             return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
-        x = self.norm1(x + self.drop_path1(self.ls1(self.attn(x, mask=mask, causal=causal))))
+        x = self.norm1(x + self.drop_path1(self.ls1(self._attend(x, mask, causal, rotation))))
         return self.norm2(x + self.drop_path2(self.ls2(self.mlp(x))))
+
+    def _attend(self, x: Tensor, mask: Mask | None, causal: bool, rotation: Rotation | None) -> Tensor:
+        return self.attn(x, mask=mask, causal=causal, rotation=rotation)
 
 
 class AttentionPool(CrossAttention):
@@ -181,6 +217,7 @@ class AttentionPool(CrossAttention):
     def __init__(self, width: int, heads: int, mlp: nn.Module, *, norm_eps: float = 1e-6, dropout: float = 0.0) -> None:
         super().__init__(width, heads, dropout=dropout)
         self.latent = nn.Parameter(torch.zeros(1, 1, width))
+        del self.norm  # this one stands behind the projection
         self.norm = nn.LayerNorm(width, eps=norm_eps)
         self.mlp = mlp
 

@@ -6,7 +6,11 @@ from typing import Any
 from vit.models.config import ViTConfig
 
 # eps is no plain argument of timm's: the architecture brings it, the arguments override the rest of it.
-_ARCHITECTURES = {1e-6: "vit_base_patch16_224", 1e-5: "vit_base_patch16_clip_224"}
+_ARCHITECTURES = {
+    ("dense", 1e-6): "vit_base_patch16_224",
+    ("dense", 1e-5): "vit_base_patch16_clip_224",
+    ("swiglu_packed", 1e-6): "vit_giant_patch14_dinov2",
+}
 
 
 def timm_gaps(config: ViTConfig) -> list[str]:
@@ -19,7 +23,20 @@ def timm_gaps(config: ViTConfig) -> list[str]:
             None,
             config.width / config.heads,
         ),
-        "a norm_eps other than 1e-6 or 1e-5": config.norm_eps not in _ARCHITECTURES,
+        "a norm_eps other than 1e-6 or 1e-5": config.norm_eps not in (1e-6, 1e-5),
+        f'this MLP with this eps (mlp="{config.mlp}")': config.norm_eps in (1e-6, 1e-5)
+        and (config.mlp, config.norm_eps) not in _ARCHITECTURES,
+        "a gated MLP without LayerScale": config.mlp != "dense" and config.layer_scale is None,
+        "a gated MLP with attention pooling": config.mlp != "dense" and config.pool == "attention",
+        f'these positions (position="{config.position}")': config.position not in ("learned", "none"),
+        "positions beyond the stem (position_at)": config.position_at != "stem",
+        f'rotations or biases in attention ("{config.relative_position}")': config.relative_position != "none",
+        "tables that move without antialiasing (position_antialias)": config.dynamic_size
+        and config.position == "learned"
+        and not config.position_antialias,
+        "a norm before the blocks beside a bias of the patches, or neither": config.norm_pre == config.patch_bias,
+        "keys alone without a bias (key_bias)": config.qkv_bias and not config.key_bias,
+        "different biases of projection and MLP": config.proj_bias != config.mlp_bias,
     }
     return [name for name, present in gaps.items() if present]
 
@@ -33,18 +50,21 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
         "embed_dim": config.width,
         "depth": config.depth,
         "num_heads": config.heads,
-        "mlp_ratio": _ratio(config.mlp_width, config.width),
+        "mlp_ratio": _ratio(config.mlp_width * (2 if config.mlp == "swiglu_packed" else 1), config.width),
         "qkv_bias": config.qkv_bias,
         "qk_norm": config.qk_norm,
         "class_token": config.class_token,
         "reg_tokens": config.registers,
         "pos_embed": "learn" if config.position == "learned" else "none",
         "no_embed_class": not config.prefix_position,
-        "pre_norm": False,
+        "pre_norm": config.norm_pre,
+        "proj_bias": config.proj_bias,
+        "scale_attn_norm": config.attention_norm,
+        "scale_mlp_norm": config.mlp_norm,
         "final_norm": config.last_norm != "none",
         "fc_norm": config.last_norm == "after_pool",
         "global_pool": {"token": "token", "mean": "avg", "attention": "map"}[config.pool],
-        "act_layer": config.activation,
+        "act_layer": config.activation if config.mlp == "dense" else "silu",
         "dynamic_img_size": config.dynamic_size,
         "pos_drop_rate": config.dropout if config.position_dropout is None else config.position_dropout,
         "proj_drop_rate": config.dropout,
@@ -58,7 +78,7 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
 
 def timm_architecture(config: ViTConfig) -> str:
     """The timm model that `timm_arguments` turn into this one; where none does, a name that timm refuses."""
-    return "vit_toolkit_only" if timm_gaps(config) else _ARCHITECTURES[config.norm_eps]
+    return "vit_toolkit_only" if timm_gaps(config) else _ARCHITECTURES[config.mlp, config.norm_eps]
 
 
 def _ratio(hidden: int, width: int) -> float:

@@ -1,11 +1,10 @@
 """The Vision Transformer (Dosovitskiy et al., ICLR 2021): images -> tokens -> logits."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -13,10 +12,14 @@ from vit.models.attention import Attention, Mask
 from vit.models.config import ViTConfig, check_divisible
 from vit.models.heads import make_head, swap_head
 from vit.models.layers import AttentionPool, Block, Mlp, PatchEmbed
-from vit.models.positions import resample_table
+from vit.models.positions import Grid, make_table, position_table
+from vit.models.relative import MixedRotation, add_bias, biases, make_biases, rotations, select_pairs, select_rows
 
-EMBEDDINGS = ("cls_token", "reg_token", "mask_token", "pos_embed", "latent")
-"""Parameters that are tokens, positions or queries, by the last part of their name."""
+EMBEDDINGS = ("cls_token", "reg_token", "mask_token", "pos_embed", "layer_pos_embed", "latent", "rel_pos", "rope")
+"""Parameters that are tokens, positions or queries, by a part of their name."""
+
+
+_FILLED = set(EMBEDDINGS) - {"rel_pos", "rope"}  # these start as their papers say
 
 
 class VisionTransformer(nn.Module):
@@ -37,16 +40,23 @@ class VisionTransformer(nn.Module):
         c = config if isinstance(config, ViTConfig) else ViTConfig.from_dict(config)
         self.config = c
         self.gradient_checkpointing = False
-        self.patch_embed = PatchEmbed(c.patch_size, c.channels, c.width)
+        self.patch_embed = PatchEmbed(c.patch_size, c.channels, c.width, bias=c.patch_bias)
         self.cls_token = nn.Parameter(torch.empty(1, 1, c.width)) if c.class_token else None
         self.reg_token = nn.Parameter(torch.empty(1, c.registers, c.width)) if c.registers else None
-        rows = math.prod(c.grid) + self._prefix_rows
-        self.pos_embed = nn.Parameter(torch.empty(1, rows, c.width)) if c.position == "learned" else None
+        self.pos_embed = make_table(c)
+        own_tables = c.position_at == "every_layer" and self.pos_embed is not None
+        self.layer_pos_embed: Any = nn.ModuleList() if c.position == "learned_2d" else nn.ParameterList()
+        tables: list[Any] = [make_table(c) for _ in range(c.depth - 1)] if own_tables else []
+        self.layer_pos_embed.extend(tables)
+        self.rel_pos = make_biases(c)
+        mixed = c.relative_position == "rotary_mixed"
+        self.rope = MixedRotation(c.depth, c.heads, c.head_width) if mixed else None
         self.pos_drop = nn.Dropout(c.dropout if c.position_dropout is None else c.position_dropout)
+        self.norm_pre = nn.LayerNorm(c.width, eps=c.norm_eps) if c.norm_pre else nn.Identity()
         self.blocks = nn.ModuleList(_make_block(c, i) for i in range(c.depth))
         self.norm = self._norm_at("before_pool")
         self.attn_pool = (
-            AttentionPool(c.width, c.heads, _make_mlp(c), norm_eps=c.norm_eps, dropout=c.dropout)
+            AttentionPool(c.width, c.heads, _make_mlp(c, gated=False), norm_eps=c.norm_eps, dropout=c.dropout)
             if c.pool == "attention"
             else None
         )
@@ -56,10 +66,6 @@ class VisionTransformer(nn.Module):
             if isinstance(module, Attention):
                 module.fused = c.fused
         init_weights(self)
-
-    @property
-    def _prefix_rows(self) -> int:
-        return self.config.prefix_tokens if self.config.prefix_position else 0
 
     def _norm_at(self, place: str) -> nn.Module:
         c = self.config
@@ -83,15 +89,17 @@ class VisionTransformer(nn.Module):
             mask: which token sees which, as in `Attention`.
             causal: whether a token sees only itself and those before it.
         """
-        return self.encode(self.embed(images), mask=mask, causal=causal)
+        return self.encode(self.embed(images), mask=mask, causal=causal, grid=self._grid_of(images))
 
     def embed(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b t d"]:
         """z_0 of eq. 1: [class token; registers; patches times E] plus positions."""
         self._check_images(images)
-        p = self.config.patch_size
-        return self.assemble(self.patch_embed(images), (images.shape[-2] // p, images.shape[-1] // p))
+        return self.assemble(self.patch_embed(images), self._grid_of(images))
 
-    def assemble(self, patches: Float[Tensor, "b n d"], grid: tuple[int, int]) -> Float[Tensor, "b t d"]:
+    def _grid_of(self, images: Tensor) -> Grid:
+        return images.shape[-2] // self.config.patch_size, images.shape[-1] // self.config.patch_size
+
+    def assemble(self, patches: Float[Tensor, "b n d"], grid: Grid) -> Float[Tensor, "b t d"]:
         """Put the prefix tokens before embedded patches and add the positions.
 
         Args:
@@ -100,23 +108,57 @@ class VisionTransformer(nn.Module):
         """
         given = (self.cls_token, self.reg_token)
         prefix = [token.expand(patches.shape[0], -1, -1) for token in given if token is not None]
-        if self.pos_embed is None:
-            return self.pos_drop(torch.cat([*prefix, patches], dim=1))
-        table = resample_table(self.pos_embed, self.config.grid, grid, prefix=self._prefix_rows)
-        if self._prefix_rows:
-            return self.pos_drop(torch.cat([*prefix, patches], dim=1) + table)
-        return self.pos_drop(torch.cat([*prefix, patches + table], dim=1))
+        tokens = torch.cat([*prefix, patches], dim=1)
+        table = position_table(self.pos_embed, self.config, grid, tokens.device)
+        return self.pos_drop(tokens if table is None else tokens + table.to(tokens.dtype))
 
     def encode(
-        self, tokens: Float[Tensor, "b t d"], *, mask: Mask | None = None, causal: bool = False
+        self,
+        tokens: Float[Tensor, "b t d"],
+        *,
+        mask: Mask | None = None,
+        causal: bool = False,
+        grid: Grid | None = None,
+        kept: Int[Tensor, "b t"] | None = None,
     ) -> Float[Tensor, "b t d"]:
-        """Blocks (eq. 2 and 3) and the norm before pooling, for any selection of embedded tokens."""
-        for block in self.blocks:
+        """Blocks (eq. 2 and 3) and the norm before pooling, for all embedded tokens or a selection of them.
+
+        Args:
+            tokens: embedded.
+            mask: which token sees which, as in `Attention`.
+            causal: whether a token sees only itself and those before it.
+            grid: rows and columns of the image's patches; None is the model's own.
+            kept: where each token stood among all of the image, prefix included; None: they are all there. Models with
+                positions beyond the stem need it for a selection.
+        """
+        x = self.norm_pre(tokens)
+        for block, place in zip(self.blocks, self._places(grid or self.config.grid, kept, x), strict=True):
+            table, bias, rotation = place
+            if table is not None:
+                x = x + table.to(x.dtype)
+            seen = mask if bias is None else add_bias(bias, mask)
             if self.gradient_checkpointing and self.training:
-                tokens = checkpoint(block, tokens, mask=mask, causal=causal, use_reentrant=False)
+                x = checkpoint(block, x, mask=seen, causal=causal, rotation=rotation, use_reentrant=False)
             else:
-                tokens = block(tokens, mask=mask, causal=causal)
-        return self.norm(tokens)
+                x = block(x, mask=seen, causal=causal, rotation=rotation)
+        return self.norm(x)
+
+    def _places(self, grid: Grid, kept: Tensor | None, x: Tensor) -> list[tuple[Tensor | None, ...]]:
+        """What each layer is told about places: a table to add, a bias on scores, angles of rotation."""
+        c = self.config
+        tables: list[Tensor | None] = [None] * c.depth
+        if c.position_at == "every_layer" and self.pos_embed is not None:
+            tables[1:] = [position_table(own, c, grid, x.device) for own in self.layer_pos_embed]
+        elif c.position_at != "stem":
+            # Sines have nothing to learn, so each layer's own are the same.
+            tables[1:] = [position_table(self.pos_embed, c, grid, x.device)] * (c.depth - 1)
+        all_biases = biases(self.rel_pos, c, grid)
+        angles = rotations(self.rope, c, grid, x.device)
+        if kept is not None:
+            tables = [None if table is None else table[0][kept] for table in tables]
+            all_biases = [None if bias is None else select_pairs(bias, kept) for bias in all_biases]
+            angles = [None if turn is None else select_rows(turn, kept) for turn in angles]
+        return list(zip(tables, all_biases, angles, strict=True))
 
     def pool(self, tokens: Float[Tensor, "b t d"]) -> Float[Tensor, "b d"]:
         """y of eq. 4: one vector per image; mean and attention look at the patches only."""
@@ -142,9 +184,11 @@ class VisionTransformer(nn.Module):
         groups: dict[str, list[str]] = {depth: [] for depth in depths}
         for name, _ in self.named_parameters():
             first, *rest = name.split(".")
-            if first == "blocks":
+            if first == "blocks" or (first == "rel_pos" and len(self.rel_pos or ()) == len(self.blocks)):
                 groups[f"blocks.{rest[0]}"].append(name)
-            elif first in ("patch_embed", "cls_token", "reg_token", "mask_token", "pos_embed"):
+            elif first == "layer_pos_embed":
+                groups[f"blocks.{int(rest[0]) + 1}"].append(name)
+            elif first in ("patch_embed", "norm_pre", *EMBEDDINGS):
                 groups["embed"].append(name)
             elif first in ("norm", "attn_pool", "fc_norm", "head"):
                 groups["head"].append(name)
@@ -157,7 +201,7 @@ class VisionTransformer(nn.Module):
     @staticmethod
     def no_weight_decay(name: str, parameter: Tensor) -> bool:
         """Whether weight decay spares a parameter: vectors (biases, norms, scales), tokens, positions."""
-        return parameter.ndim < 2 or name.split(".")[-1] in EMBEDDINGS
+        return parameter.ndim < 2 or not set(EMBEDDINGS).isdisjoint(name.split("."))
 
     def _check_images(self, images: Tensor) -> None:
         c = self.config
@@ -173,8 +217,11 @@ class VisionTransformer(nn.Module):
             )
 
 
-def _make_mlp(c: ViTConfig) -> Mlp:
-    return Mlp(c.width, c.mlp_width, activation=c.activation, dropout=c.dropout)
+def _make_mlp(c: ViTConfig, *, gated: bool = True) -> Mlp:
+    options: dict[str, Any] = {"activation": c.activation, "dropout": c.dropout}
+    if gated:
+        options |= {"kind": c.mlp, "bias": c.mlp_bias, "norm": c.norm_eps if c.mlp_norm else None}
+    return Mlp(c.width, c.mlp_width, **options)
 
 
 def _make_block(c: ViTConfig, index: int) -> Block:
@@ -183,6 +230,9 @@ def _make_block(c: ViTConfig, index: int) -> Block:
         c.heads,
         head_dim=c.head_dim,
         qkv_bias=c.qkv_bias,
+        key_bias=c.key_bias,
+        proj_bias=c.proj_bias,
+        norm=c.norm_eps if c.attention_norm else None,
         qk_norm=c.norm_eps if c.qk_norm else None,
         dropout=c.dropout,
         attention_dropout=c.attention_dropout,
@@ -215,7 +265,7 @@ def init_weights(model: VisionTransformer) -> None:
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         for part, parameter in module.named_parameters(prefix=name, recurse=False):
-            if part.split(".")[-1] in EMBEDDINGS:
+            if not _FILLED.isdisjoint(part.split(".")):
                 trunc_normal(parameter, std=std)
     patches = model.patch_embed.proj
     trunc_normal(patches.weight, std=patches.weight[0].numel() ** -0.5)
