@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vit.data.decode import FORMATS, DecodeError, _say_cmyk_once, decode, is_picture
+from vit.data.decode import FORMATS, DecodeError, _say_once, decode, is_picture
 
 
 def saved(picture, format_name, **options) -> bytes:
@@ -88,7 +88,7 @@ def test_a_colour_declared_transparent_shows_the_background():
 # A19
 def test_cmyk_becomes_rgb_and_is_said_once(caplog):
 
-    _say_cmyk_once.cache_clear()
+    _say_once.cache_clear()
     data = saved(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=100)
     with caplog.at_level("WARNING", "vit.data"):
         for _ in range(2):
@@ -142,6 +142,27 @@ def test_channels_are_as_the_model_wants_them(draw, mode):
     assert np.array_equal(values(decode(data, channels=3)), values(picture.convert("RGB")))
     grey = picture.convert("RGB").convert("L") if mode in ("P", "RGB") else picture.convert("L")
     assert np.array_equal(values(decode(data, channels=1)), values(grey))
+
+
+def test_a_deep_grey_declared_transparent_shows_the_background():
+    picture = Image.fromarray(np.array([[3000, 65535], [3001, 0]], np.uint16))
+    result = values(decode(saved(picture, "PNG", transparency=3000), channels=1, background=(9, 9, 9)))
+    assert result.tolist() == [[9, 255], [12, 0]]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+@pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP"])
+def test_damaged_exif_does_not_cost_the_picture(draw, caplog, format_name):
+    _say_once.cache_clear()
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = 6, "Maker"
+    picture = draw(12, 8)
+    plain = values(decode(saved(picture, format_name, lossless=True)))
+    with caplog.at_level("WARNING", "vit.data"):
+        for length in (8, 12, 20, 30):
+            damaged = exif.tobytes()[:length]
+            assert np.array_equal(values(decode(saved(picture, format_name, lossless=True, exif=damaged))), plain)
+    assert len(caplog.records) <= 1
 
 
 def test_the_first_frame_of_an_animation_is_taken():

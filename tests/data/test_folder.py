@@ -139,10 +139,17 @@ def test_roots_without_pictures_are_refused(tmp_path, plant, draw):
     draw().save(tmp_path / "empty" / "a.png")
     with pytest.raises(ValueError, match="1 pictures and no folders"):
         table(tmp_path / "empty")
-    with pytest.raises(ValueError, match="no picture in the folders"):
+    with pytest.raises(ValueError, match=r"hold no picture: a/, b/"):
         table(plant({"a": 0, "b": 0}))
     with pytest.raises(ValueError, match="single class, a"):
         table(plant({"a": 2}, tmp_path / "single"))
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_a_split_folder_without_pictures_is_refused(plant, split):
+    root = plant({f"{name}/{c}": 0 if name == split else 2 for name in ("train", "val", "test") for c in "ab"})
+    with pytest.raises(ValueError, match=f"the {split} folder of .* hold no picture"):
+        table(root)
 
 
 def test_train_and_test_alone_split_val_off_train(plant):

@@ -12,7 +12,6 @@ from PIL import (  # noqa: F401  (importing a plugin registers its format)
     BmpImagePlugin,
     GifImagePlugin,
     Image,
-    ImageOps,
     Jpeg2KImagePlugin,
     JpegImagePlugin,
     PngImagePlugin,
@@ -55,6 +54,18 @@ WHITE = (255, 255, 255)
 
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
 _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
+
+# EXIF orientation -> what turns the stored pixels upright; 1 is upright.
+_ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 class DecodeError(ValueError):
@@ -110,8 +121,8 @@ def decode(
         picture = _open(data)
         _check_size(picture, max_pixels)
         picture.load()
-        ImageOps.exif_transpose(picture, in_place=True)
-        return _to_channels(_to_8_bit(picture, value_range), channels, background)
+        picture = _to_8_bit(_upright(picture), value_range)
+        return _to_channels(picture, channels, background)
     except DecodeError as error:
         raise DecodeError(f"{name}: {error}") from error.__cause__
     except Exception as error:  # decoders of hostile files raise nearly anything
@@ -148,6 +159,20 @@ def _check_size(picture: Image.Image, max_pixels: int) -> None:
         )
 
 
+def _upright(picture: Image.Image) -> Image.Image:
+    """Turn by the EXIF orientation; a picture whose EXIF cannot be read is shown as stored, as viewers do."""
+    try:
+        turn = _TURNS.get(picture.getexif().get(_ORIENTATION, 1))
+    except Exception:  # EXIF is a small file format of its own, with all its ways to be damaged
+        _say_once("some pictures have damaged EXIF data; they are taken as upright")
+        return picture
+    if turn is None:
+        return picture
+    turned = picture.transpose(turn)
+    turned.info = picture.info
+    return turned
+
+
 def _to_8_bit(picture: Image.Image, value_range: tuple[float, float] | None) -> Image.Image:
     """Bring the modes with more than 8 bits per value to mode L."""
     if picture.mode not in _DEEP_MODES:
@@ -167,7 +192,11 @@ def _to_8_bit(picture: Image.Image, value_range: tuple[float, float] | None) -> 
     scaled = (values.astype(np.float64) - low) * (255.0 / (high - low))
     if not np.isfinite(scaled).all():
         raise DecodeError("expected finite values, but the picture holds nan or infinity.")
-    return Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))
+    grey = Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))
+    clear = picture.info.get("transparency")
+    if clear is not None:
+        grey.putalpha(Image.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
+    return grey
 
 
 def _to_channels(picture: Image.Image, channels: int, background: tuple[int, int, int]) -> Image.Image:
@@ -178,7 +207,7 @@ def _to_channels(picture: Image.Image, channels: int, background: tuple[int, int
         behind = Image.new("RGBA", rgba.size, (*background, 255))
         picture = Image.alpha_composite(behind, rgba).convert("RGB")
     if picture.mode == "CMYK":
-        _say_cmyk_once()
+        _say_once("some pictures are CMYK; they are turned into RGB without a colour profile")
     target = "RGB" if channels == 3 else "L"
     if picture.mode == target:
         return picture
@@ -190,5 +219,5 @@ def _to_channels(picture: Image.Image, channels: int, background: tuple[int, int
 
 
 @functools.cache
-def _say_cmyk_once() -> None:
-    log.warning("some pictures are CMYK; they are turned into RGB without a colour profile")
+def _say_once(line: str) -> None:
+    log.warning(line)

@@ -203,19 +203,21 @@ def _class_names(
     root: Path, found: dict[int, dict[str, list[bytes]]], given: tuple[str, ...] | None
 ) -> tuple[str, ...]:
     """Names in the order of their labels, checked against every split."""
+    for code, split in found.items():
+        if not any(split.values()):
+            where = f"the {SPLITS[code]} folder of {root}" if code != UNASSIGNED else str(root)
+            listed = ", ".join(f"{name}/" for name in list(split)[:10])
+            raise ValueError(f"{EXPECTED_TREE}\nbut the class folders in {where} hold no picture: {listed}.")
     main = TRAIN if TRAIN in found else UNASSIGNED
     if main in found:
         empty = [name for name, pictures in found[main].items() if not pictures and name in (given or [name])]
-        if empty and any(found[main].values()):
+        if empty:
             raise ValueError(
                 f"expected pictures in every class to train on, but there are none in {', '.join(empty)} "
                 f"(below {root}). Add pictures, or remove the folder."
             )
     elif given is None:
         raise ValueError(f"{EXPECTED_TREE}\nbut {root} holds no train folder. Add it, or name the classes.")
-    if not any(pictures for split in found.values() for pictures in split.values()):
-        listed = ", ".join(f"{name}/" for split in found.values() for name in list(split)[:6])
-        raise ValueError(f"{EXPECTED_TREE}\nbut there is no picture in the folders of {root}: {listed}.")
     names = given or tuple(sorted(found[main]))
     for code, split in found.items():
         unknown = [name for name in split if name not in names]

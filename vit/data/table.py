@@ -250,6 +250,7 @@ def _write(batch: pa.RecordBatch) -> Path:
     try:
         with pa.OSFile(draft, "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
             writer.write_batch(batch)
+        os.chmod(draft, 0o644)  # a cache may be shared; temporary files are private
         with open(draft, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()[:20]
         target = folder / f"{digest}.arrow"

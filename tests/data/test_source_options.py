@@ -1,0 +1,50 @@
+"""Sources on the command line, as the `vit` command declares them."""
+
+import dataclasses
+
+import pytest
+from jsonargparse import ArgumentParser
+from lightning import LightningDataModule
+
+import vit.data  # noqa: F401  (sources are known by their bare names once imported)
+from vit.data import CIFAR10, CIFAR100, Augmentation, Digits, Folder, Source
+
+
+def parse(*words):
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments((Source, LightningDataModule), "data")
+    return parser.instantiate(parser.parse_args(list(words))).data
+
+
+def test_a_source_is_chosen_by_its_bare_name():
+    assert parse("--data", "Folder", "--data.root", "photos", "--data.batch_size", "8") == Folder(
+        root="photos", batch_size=8
+    )
+    assert parse("--data=Digits") == Digits()
+    assert parse("--data=CIFAR10", "--data.download=false") == CIFAR10(download=False)
+    assert parse("--data=CIFAR100", "--data.labels=coarse") == CIFAR100(labels="coarse")
+
+
+def test_one_value_of_the_augmentation_changes_alone():
+    source = parse("--data=Digits", "--data.augment.crop_scale=[0.9, 1]")
+    assert source.augment == dataclasses.replace(Digits().augment, crop_scale=(0.9, 1.0))
+    assert parse("--data=Folder", "--data.root=x", "--data.augment.flip=0").augment == Augmentation(flip=0.0)
+
+
+def test_lists_become_the_tuples_that_sources_hold():
+    source = parse("--data=Folder", "--data.root=x", "--data.classes=[b, a]", "--data.background=[0, 0, 0]")
+    assert source.classes == ("b", "a")
+    assert source.background == (0, 0, 0)
+
+
+@pytest.mark.parametrize("word", ["--data.batchsize=3", "--data.batch_size=many", "--data.augment.flap=1"])
+def test_wrong_options_are_refused(word):
+    with pytest.raises(Exception, match=r"batchsize|batch_size|flap"):
+        parse("--data=Digits", word)
+
+
+def test_every_source_is_frozen_and_keyword_only():
+    for kind in (Folder, Digits, CIFAR10, CIFAR100):
+        assert kind.__dataclass_params__.frozen
+        assert all(field.kw_only for field in dataclasses.fields(kind))
+        assert issubclass(kind, Source)
