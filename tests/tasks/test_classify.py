@@ -96,7 +96,9 @@ class TestFit:
         assert norms[0] == pytest.approx(1e-3, rel=1e-3)
         assert norms[1] > 1e-2
 
-    def test_a_checkpoint_is_plain_and_rebuilds_the_model_alone(self, tmp_path, tiny_folder, as_users_run):  # C21, D4, H1, B13
+    def test_a_checkpoint_is_plain_and_rebuilds_the_model_alone(
+        self, tmp_path, tiny_folder, as_users_run
+    ):  # C21, D4, H1, B13
         model = tiny(preprocessing=PreprocessingOptions(mean=(0.1, 0.2, 0.3)))
         fit = trainer(tmp_path, max_epochs=1)
         fit.fit(model, tiny_data(tiny_folder))

@@ -209,12 +209,17 @@ class ImageDataModule(LightningDataModule):
             "seed": self.seed,
             "split_seed": self.source.split_seed,
             "batch_size": self.batch_size,
-            "batch_size_reason": "as asked for" if self.batch_size == wanted else f"train is smaller than {wanted}",
+            "batch_size_reason": self._batch_size_reason(),
             "eval_batch_size": self.eval_batch_size,
             "num_workers": workers,
             "num_workers_reason": reason,
             "preprocessing": self.preprocessing.to_dict(),
         }
+
+    def _batch_size_reason(self) -> str:
+        if self.batch_size < (self.source.batch_size or DEFAULT_BATCH_SIZE):
+            return "train has no more pictures"
+        return "as asked for" if self.source.batch_size else "default"
 
     def _need(self, split: str | None) -> None:
         if not self.table.rows(split):

@@ -5,6 +5,7 @@ the environment (VIT_FIT__MODEL__OPTIM__LR=1e-4), and that over defaults.
 """
 
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +20,8 @@ from vit.data.source import Source
 from vit.run.configs import find_config
 from vit.run.messages import plain_message
 from vit.tasks.classify import Classifier
+from vit.tasks.optim import OptimConfig, ScheduleConfig
+from vit.tasks.options import EncoderOptions, PreprocessingOptions
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     # One device unless asked for: Lightning's default would start a process per GPU.
@@ -58,6 +61,24 @@ def _subclasses(cls: type) -> list[type]:
     return children + [deep for child in children for deep in _subclasses(child)]
 
 
+_HELP = {
+    "fit": {
+        "usage": "vit fit --config NAME|FILE [--data SOURCE] [--OPTION VALUE ...]",
+        "description": "Train. Examples: vit fit --config quickstart; vit fit --config finetune_folder --data.root "
+        "photos; vit fit --resume outputs/quickstart/1 --trainer.max_epochs 60. Options of a data source: "
+        "vit fit --data.help Folder.",
+    },
+    "validate": {
+        "usage": "vit validate RUN [--OPTION VALUE ...]",
+        "description": "Score the best checkpoint of a run on its val split. Options change the run's own.",
+    },
+    "test": {
+        "usage": "vit test RUN [--OPTION VALUE ...]",
+        "description": "Score the best checkpoint of a run on its test split. Options change the run's own.",
+    },
+}
+
+
 class Options(LightningCLI):
     """The parsed options of one verb; `build` makes the data and the model from them.
 
@@ -81,7 +102,7 @@ class Options(LightningCLI):
             trainer_defaults=TRAINER_DEFAULTS,
             seed_everything_default=False,
             parser_class=Parser,
-            parser_kwargs={"prog": f"vit {verb}", "env_prefix": f"VIT_{verb.upper()}_", "description": None},
+            parser_kwargs={"prog": f"vit {verb}", "env_prefix": f"VIT_{verb.upper()}_", **_HELP[verb]},
             args=ordered,
             run=False,
             auto_configure_optimizers=False,
@@ -152,16 +173,43 @@ class Options(LightningCLI):
                 f"expected a datamodule with the class names in `classes`, but {type(data).__name__} has none: "
                 "add the attribute, or give a model of your own that does without."
             )
+        kinds: dict[str, type] = {
+            "encoder": EncoderOptions,
+            "optim": OptimConfig,
+            "schedule": ScheduleConfig,
+            "preprocessing": PreprocessingOptions,
+        }
         options = self.config.model.as_dict()
-        return data, Classifier(**options, classes=list(data.classes), seed=self.config.seed)
+        made = {name: kinds[name](**value) if name in kinds else value for name, value in options.items()}
+        return data, Classifier(**made, classes=list(data.classes), seed=self.config.seed)
 
     def typed(self) -> str:
         """Only the options that were given, as YAML."""
-        return self.parser.dump(self.parser.parse_args(self.given, defaults=False), skip_none=False)
+        return self._yaml(self.parser.parse_args(self.given, defaults=False))
 
-    def dump(self, config: Namespace | None = None) -> str:
-        """The options as YAML that `--config` reads back."""
-        return self.parser.dump(config or self.config, skip_none=False)
+    def dump(self) -> str:
+        """All options as YAML that `--config` reads back."""
+        return self._yaml(self.config)
+
+    def _yaml(self, config: Namespace) -> str:
+        try:
+            return self.parser.dump(config, skip_unset=False)
+        except ValueError:
+            # jsonargparse cannot write some values that it has read, such as the enumerations of Lightning's Timer.
+            values = {k: v for k, v in config.as_dict().items() if k != "config"}
+            return yaml.safe_dump(_plain_values(values), sort_keys=False)
+
+
+def _plain_values(value: Any) -> Any:
+    if isinstance(value, Namespace):
+        value = value.as_dict()
+    if isinstance(value, dict):
+        return {key: _plain_values(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain_values(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return value if value is None or type(value) in (bool, int, float, str) else str(value)
 
 
 def _num_classes(data: Any) -> int:
