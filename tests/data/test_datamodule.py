@@ -169,6 +169,8 @@ def test_a_batch_larger_than_train_is_lowered_with_a_line(plant, caplog):
     data = folder(plant({"train/a": 2, "train/b": 1, "val/a": 1}), batch_size=8)
     with caplog.at_level("WARNING", "vit.data"):
         batches = list(data.train_dataloader())
+        assert len(data.train_dataloader()) == 1
+    assert len(caplog.records) == 1
     assert [len(batch.images) for batch in batches] == [3]
     assert "batch_size lowered from 8 to 3" in caplog.text
     assert data.describe()["batch_size"] == 3

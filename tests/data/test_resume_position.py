@@ -137,6 +137,21 @@ def test_a_resumed_run_goes_on_under_trainer_options(tmp_path, small, options, p
     assert_resumes(tmp_path, small, places, **options)
 
 
+class Peek(Callback):
+    """Asks for a loader of its own before training."""
+
+    def on_fit_start(self, trainer, pl_module):
+        assert len(trainer.datamodule.train_dataloader()) == 4
+
+
+def test_a_loader_made_in_between_does_not_cost_the_position(tmp_path, small):
+    file = tmp_path / "x.ckpt"
+    whole = run(small(), [SaveAt("batch", 6, file)])
+    assert run(small(), [Peek()], checkpoint=file).seen == whole.seen[6:]
+    reloading = run(small(), checkpoint=file, reload_dataloaders_every_n_epochs=1)
+    assert reloading.seen == whole.seen[6:]
+
+
 def test_the_state_is_plain_and_small(tmp_path, small):
     file = tmp_path / "x.ckpt"
     run(small(), [SaveAt("batch", 6, file)])

@@ -51,6 +51,7 @@ class ImageDataModule(LightningDataModule):
         self._preprocessing: Preprocessing | None = None
         self._sampler: TrainSampler | None = None
         self._position: tuple[int, int] | None = None
+        self._lowered = False
 
     @cached_property
     def table(self) -> DataTable:
@@ -104,7 +105,8 @@ class ImageDataModule(LightningDataModule):
         return self.source.eval_batch_size or self.source.batch_size or DEFAULT_BATCH_SIZE
 
     def setup(self, stage: str) -> None:
-        """Turn validation off where there is nothing to validate on; called by Lightning."""
+        """Start at the beginning, until a state is loaded; turn validation off where there is no val split."""
+        self._position = None
         if stage == "fit" and self.trainer is not None and not self.table.rows("val"):
             log.warning("there is no val split, so training runs without validation")
             self.trainer.limit_val_batches = 0
@@ -117,15 +119,16 @@ class ImageDataModule(LightningDataModule):
         """
         self._need("train")
         wanted = self.source.batch_size or DEFAULT_BATCH_SIZE
-        if self.batch_size < wanted:
+        if self.batch_size < wanted and not self._lowered:
+            self._lowered = True
             log.warning("batch_size lowered from %d to %d: train has no more pictures", wanted, self.batch_size)
         pictures = self._pictures("train", training_transform(self.preprocessing, self.source.augment), seed=self.seed)
         sampler = TrainSampler(len(pictures), seed=self.seed, rank=self._rank(), world=self._world())
-        position, self._position = self._position, None
-        if position is not None:
-            sampler.resume_at(*position)
-        elif self.trainer is not None:
-            sampler.set_epoch(self.trainer.current_epoch)
+        epoch = 0 if self.trainer is None else self.trainer.current_epoch
+        if self._position is not None:
+            sampler.resume_at(*self._position)
+            epoch = max(epoch, self._position[0])
+        sampler.set_epoch(epoch)
         self._sampler = sampler
         return self._loader(pictures, sampler, batch_size=self.batch_size, drop_last=self.source.drop_last, keep=True)
 
@@ -194,7 +197,6 @@ class ImageDataModule(LightningDataModule):
     def describe(self) -> dict[str, Any]:
         """Plain values for the plan: root, sizes, what was left out, batch size and workers with reasons."""
         workers, reason = self._workers()
-        wanted = self.source.batch_size or DEFAULT_BATCH_SIZE
         counts = {split: np.bincount(self.table.labels(split), minlength=self.num_classes).tolist() for split in SPLITS}
         return {
             "source": type(self.source).__name__,
