@@ -1,0 +1,58 @@
+"""README's commands are run as they stand, with fewer epochs."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vit import cli
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+FASTER = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu"]
+
+
+def vit_commands() -> list[list[str]]:
+    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    found = [shlex.split(line, comments=True) for line in lines]
+    return [words for words in found if words and words[0].rpartition("/")[2] == "vit"]
+
+
+def test_every_command_of_the_readme_runs_in_its_order(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for k, name in enumerate(("cat", "dog")):
+        folder = tmp_path / "photos" / name
+        folder.mkdir(parents=True)
+        for i in range(20):
+            Image.new("RGB", (32, 24), (90 * k, 5 * i, 40)).save(folder / f"{i}.png")
+    small = ["--model.encoder.size=Ti/16", "--model.encoder.image_size=32", "--model.encoder.depth=1"]
+    commands = vit_commands()
+    assert len(commands) >= 8
+    for words in commands:
+        verb, rest = words[1], words[2:]
+        if verb == "fit" and "--help" in rest:
+            with pytest.raises(SystemExit):
+                cli.main(words[1:])
+            continue
+        if verb == "fit":
+            rest = [*rest, *FASTER]
+            if "finetune_folder" in rest:
+                rest += small
+            if "--resume" in rest:
+                rest = [*rest, "--trainer.max_epochs=2"]
+        code = cli.main([verb, *rest])
+        assert code == 0, f"{shlex.join(words)}: {capsys.readouterr().err}"
+    assert (tmp_path / "labels.csv").exists()
+
+
+def test_the_notebook_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    block = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    assert block
+    Image.new("L", (8, 8), 200).save(tmp_path / "digit.png")
+    exec(compile(block.group(1), "README.md", "exec"), {})
+    assert "acc_95" in capsys.readouterr().out
+    assert sys.modules["vit"]

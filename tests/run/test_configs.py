@@ -1,0 +1,118 @@
+"""Every packaged configuration starts: two steps on data of the right shape, offline."""
+
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit.models.artifact import save_model
+from vit.models.sizes import vit_config
+from vit.models.vit import VisionTransformer
+from vit.run import session
+from vit.run.configs import config_names
+
+STEPS = [
+    "--trainer.max_steps=2",
+    "--trainer.accelerator=cpu",
+    "--trainer.logger=false",
+    "--trainer.limit_val_batches=1",
+]
+
+
+@pytest.fixture
+def pretrained(tmp_path):
+    """A model folder with weights to start from, 32 pixels, patch 8."""
+    config = vit_config("Ti/8", image_size=32, num_classes=2, depth=2)
+    prepared = {"image_size": 32, "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_pct": 0.9}
+    prepared |= {"crop_mode": "center"}
+    return save_model(tmp_path / "weights", VisionTransformer(config), classes=["x", "y"], preprocessing=prepared)
+
+
+def batches(count, key, seed):
+    data = np.random.default_rng(seed).integers(0, 256, (count, 3072), dtype=np.uint8)
+    return {b"data": data, key: [i % 10 for i in range(count)], b"filenames": [b"x.png"] * count}
+
+
+@pytest.fixture
+def cifar(tmp_path):
+    """Both CIFAR archives, unpacked, with few pictures."""
+    ten, hundred = tmp_path / "cifar-10-batches-py", tmp_path / "cifar-100-python"
+    files = {ten / f"data_batch_{i}": batches(40, b"labels", i) for i in range(1, 6)}
+    files[ten / "test_batch"] = batches(20, b"labels", 6)
+    files[ten / "batches.meta"] = {b"label_names": [f"class{i}".encode() for i in range(10)]}
+    for name, count in (("train", 200), ("test", 20)):
+        fine = batches(count, b"fine_labels", count)
+        files[hundred / name] = {**fine, b"coarse_labels": [i % 5 for i in range(count)]}
+    names = {b"fine_label_names": [f"class{i}".encode() for i in range(10)]}
+    files[hundred / "meta"] = {**names, b"coarse_label_names": [f"group{i}".encode() for i in range(5)]}
+    for path, values in files.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(pickle.dumps(values, protocol=2))
+    return tmp_path
+
+
+@pytest.fixture
+def photos(tmp_path):
+    root = tmp_path / "photos"
+    for k, name in enumerate(("cat", "dog")):
+        (root / name).mkdir(parents=True)
+        for i in range(30):
+            Image.new("RGB", (50, 40), (80 * k, 5 * i, 90)).save(root / name / f"{i}.jpg")
+    return root
+
+
+def words_for(name, pretrained, cifar, photos):
+    from_archive = [f"--data.root={cifar}", "--data.checksum=false", "--data.download=false"]
+    return {
+        "quickstart": [],
+        "finetune_folder": [f"--data.root={photos}", f"--model.weights={pretrained}"],
+        "cifar10_scratch": [*from_archive, "--model.encoder.depth=2"],
+        "cifar100_finetune": [*from_archive, f"--model.weights={pretrained}"],
+        # 384 pixels with the paper's batch of 512 would take minutes here.
+        "paper_finetune": [*from_archive, f"--model.weights={pretrained}", "--data.batch_size=2", "--data.val=0.1"]
+        + ["--model.schedule.warmup=1", "--data.eval_batch_size=2"],
+    }[name]
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_a_configuration_takes_two_steps_and_leaves_a_whole_run(name, tmp_path, pretrained, cifar, photos):
+    words = ["--config", name, *STEPS, *words_for(name, pretrained, cifar, photos)]
+    run = session.fit([*words, f"--trainer.default_root_dir={tmp_path / 'outputs'}"])
+    assert run.record["steps"] == 2
+    assert run.record["name"] == name
+    assert run.model.is_dir()
+    assert run.best.exists() or run.last.exists()
+    size = run.record["config"]["model"]["encoder"]["image_size"]
+    assert size == {"quickstart": 16, "paper_finetune": 384}.get(name, 32)
+
+
+def test_planned_steps_are_the_steps_that_are_taken(tmp_path, tiny, capsys):  # C6
+    run = session.fit([*tiny, "--trainer.accumulate_grad_batches=4", "--trainer.max_epochs=3"])
+    assert "3 epochs, 6 optimizer steps, 2 per epoch" in capsys.readouterr().out
+    assert run.record["steps"] == 6
+
+
+def test_fewer_pictures_than_a_batch_still_train(tmp_path):  # A26
+    for name in ("a", "b"):
+        (tmp_path / "data" / "train" / name).mkdir(parents=True)
+        for i in range(2):
+            Image.new("RGB", (8, 8), (i, 90, 0)).save(tmp_path / "data" / "train" / name / f"{i}.png")
+    words = ["--data=Folder", f"--data.root={tmp_path / 'data'}", "--data.batch_size=64", "--data.val=0"]
+    words += ["--model.encoder.size=Ti/8", "--model.encoder.image_size=16", "--model.encoder.depth=1"]
+    words += ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--trainer.logger=false"]
+    run = session.fit([*words, f"--trainer.default_root_dir={tmp_path / 'outputs'}"])
+    assert run.record["steps"] == 1
+    assert run.record["checkpoint"] == {"file": "last.ckpt", "chosen_by": None, "split": None}
+    assert run.model.is_dir()
+
+
+def test_weights_of_a_run_start_another_with_a_new_head(tmp_path, tiny, photos):  # B12
+    first = session.fit([*tiny, "--trainer.max_epochs=1"])
+    words = ["--data=Folder", f"--data.root={photos}", f"--model.weights={first.path}", "--trainer.max_epochs=1"]
+    words += ["--trainer.accelerator=cpu", "--trainer.logger=false", "--model.encoder.image_size=32"]
+    second = session.fit([*words, f"--trainer.default_root_dir={tmp_path / 'outputs'}"])
+    encoder = second.record["config"]["model"]["encoder"]
+    assert (encoder["width"], encoder["image_size"]) == (16, 32)
+    assert second.record["data"]["classes"] == ["cat", "dog"]
+    assert session.evaluate("validate", str(second.path), [])["pictures"] > 0
