@@ -96,8 +96,9 @@ class MixedRotation(nn.Module):
     def reset_parameters(self) -> None:
         """Two perpendicular directions per head, each with falling frequencies (Heo et al. 2024, 3.2)."""
         _, depth, heads, pairs = self.freqs.shape
-        size = waves(pairs // 2, 10.0, torch.device("cpu"))
-        turn = torch.rand(depth, heads, 1) * 2 * math.pi
+        device = self.freqs.device
+        size = waves(pairs // 2, 10.0, device)
+        turn = torch.rand(depth, heads, 1, device=device) * 2 * math.pi
         turns = torch.cat([turn.expand(-1, -1, pairs // 2), turn.expand(-1, -1, pairs // 2) + math.pi / 2], dim=-1)
         with torch.no_grad():
             self.freqs.copy_(torch.stack([turns.cos(), turns.sin()]) * size.repeat(2))
