@@ -119,6 +119,7 @@ def test_bad_folders_get_one_message_and_exit_code_2(capsys, photos, tmp_path, m
     assert code == 2
     assert "0.png" in err
     assert "Traceback" not in err
+    assert not (tmp_path / "outputs" / "folder" / "1").exists()
 
 
 def test_a_class_in_val_that_train_lacks_is_named(capsys, tmp_path, monkeypatch):  # A6

@@ -70,8 +70,14 @@ def words_for(name, pretrained, cifar, photos):
         "cifar10_scratch": [*from_archive, "--model.encoder.depth=2"],
         "cifar100_finetune": [*from_archive, f"--model.weights={pretrained}"],
         # 384 pixels with the paper's batch of 512 would take minutes here.
-        "paper_finetune": [*from_archive, f"--model.weights={pretrained}", "--data.batch_size=2", "--data.val=0.1"]
-        + ["--model.schedule.warmup=1", "--data.eval_batch_size=2"],
+        "paper_finetune": [
+            *from_archive,
+            f"--model.weights={pretrained}",
+            "--data.batch_size=2",
+            "--data.val=0.1",
+            "--model.schedule.warmup=1",
+            "--data.eval_batch_size=2",
+        ],
     }[name]
 
 

@@ -1,6 +1,7 @@
 """A run that goes on equals one that was never cut, bit for bit on the CPU."""
 
 import csv
+import signal
 
 import pytest
 import torch
@@ -24,6 +25,17 @@ class Cut(Callback):
         pass
 
 
+class CtrlC(Callback):
+    """Press Ctrl-C before the given optimizer step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer, *args):
+        if trainer.global_step == self.step:
+            raise KeyboardInterrupt
+
+
 def weights(path):
     return torch.load(path, weights_only=True)["state_dict"]
 
@@ -34,15 +46,16 @@ def equal(a, b):
     return all(torch.equal(left[name], right[name]) for name in left)
 
 
-def cut_fit(args, after, monkeypatch):
+def fit_with(callback, args, expected, monkeypatch):
+    """A fit with one more callback, which ends it with an exception."""
     plain = session._trainer_options
 
-    def with_cut(options, **ours):
-        return plain(options, **{**ours, "callbacks": [Cut(after), *ours["callbacks"]]})
+    def with_callback(options, **ours):
+        return plain(options, **{**ours, "callbacks": [callback, *ours["callbacks"]]})
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "_trainer_options", with_cut)
-        with pytest.raises(Cut.Now):
+        patch.setattr(session, "_trainer_options", with_callback)
+        with pytest.raises(expected):
             session.fit(args)
 
 
@@ -51,7 +64,7 @@ def cut_fit(args, after, monkeypatch):
 def test_a_cut_run_goes_on_bit_for_bit(tmp_path, tiny, workers, after, monkeypatch):  # C14
     args = [*tiny, f"--data.num_workers={workers}", "--save_every_n_steps=1"]
     unbroken = session.fit([*args, "--name=unbroken"])
-    cut_fit([*args, "--name=cut"], after, monkeypatch)
+    fit_with(Cut(after), [*args, "--name=cut"], Cut.Now, monkeypatch)
     broken = tmp_path / "outputs" / "cut" / "1"
     assert not equal(broken / "checkpoints" / "last.ckpt", unbroken.last)
     resumed = session.fit([], resume=str(broken))
@@ -65,6 +78,19 @@ def test_a_cut_run_goes_on_bit_for_bit(tmp_path, tiny, workers, after, monkeypat
 def _losses(run):
     with (run.path / "metrics.csv").open(newline="") as file:
         return [(row["epoch"], row["val_loss"], row["lr"]) for row in csv.DictReader(file)]
+
+
+def test_ctrl_c_says_how_to_go_on_and_works_again_afterwards(tmp_path, tiny, monkeypatch, capsys):
+    before = signal.getsignal(signal.SIGINT)
+    fit_with(CtrlC(8), tiny, KeyboardInterrupt, monkeypatch)
+    out = capsys.readouterr().out
+    folder = tmp_path / "outputs" / "quickstart" / "1"
+    assert "stopped at step 8" in out
+    assert f"vit fit --resume {folder}" in out
+    assert signal.getsignal(signal.SIGINT) is before
+    assert session.fit([], resume=str(folder)).record["epochs"] == 3
+    fit_with(CtrlC(2), tiny, KeyboardInterrupt, monkeypatch)
+    assert "no epoch was finished" in capsys.readouterr().out
 
 
 def test_two_epochs_and_one_more_equal_three(tmp_path, tiny):  # C14

@@ -5,6 +5,8 @@ import importlib.metadata
 import itertools
 import logging
 import os
+import shutil
+import signal
 import sys
 import time
 import warnings
@@ -78,12 +80,15 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
             trainer = _trainer(options, model, run, has_val=has_val)
             _write_start(run, options, model, data, str(plan), args, resumed=resume is not None)
             started = time.monotonic()
-            trainer.fit(model, datamodule=data, ckpt_path=str(run.last) if resume else None, weights_only=True)
+            with _interruptible(trainer, run):
+                trainer.fit(model, datamodule=data, ckpt_path=str(run.last) if resume else None, weights_only=True)
             seconds = time.monotonic() - started
-            if trainer.interrupted:
-                print(f"stopped; go on with: vit fit --resume {_shown(run.path)}")
-                raise KeyboardInterrupt
             _finish(options, run, trainer, model, data, seconds)
+        except ValueError:
+            # Bad input that only training could find, such as an unreadable picture: the start leaves nothing behind.
+            if resume is None and not run.checkpoints.exists():
+                shutil.rmtree(run.path)
+            raise
         finally:
             del os.environ[CHOSEN_FOLDER]
             _remove_if_empty(run.path)
@@ -284,6 +289,24 @@ def _finish(
         _say_next(run, values, seconds, has_test=has_test)
 
 
+@contextlib.contextmanager
+def _interruptible(trainer: Trainer, run: RunFolder) -> Iterator[None]:
+    """After Ctrl-C say where the run can go on; Lightning would end the process and leave Ctrl-C switched off."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit:
+        if not trainer.interrupted:
+            raise
+        shown = _shown(run.path)
+        there = f"go on with: vit fit --resume {shown}" if run.last.exists() else "no epoch was finished"
+        print(f"\nstopped at step {trainer.global_step}; {there}", flush=True)
+        raise KeyboardInterrupt from None
+    finally:
+        with contextlib.suppress(ValueError):  # only the main thread may set handlers
+            signal.signal(signal.SIGINT, handler)
+
+
 def _say_next(run: RunFolder, values: dict[str, Any] | None, seconds: float, *, has_test: bool) -> None:
     shown = _shown(run.path)
     print(f"\ntrained in {seconds:.1f} s")
@@ -318,7 +341,8 @@ def _shown(path: Path) -> str:
 def _remove_if_empty(folder: Path) -> None:
     """A run that failed before it wrote anything leaves no folder behind."""
     with contextlib.suppress(OSError):
-        folder.rmdir()
+        if folder.exists():
+            folder.rmdir()
         folder.parent.rmdir()
 
 
