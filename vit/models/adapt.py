@@ -50,7 +50,8 @@ def resize_patches(kernel: Float[Tensor, "d c p p"], patch_size: int) -> Float[T
     """The patch embedding for another patch size, so that resized patches keep their tokens.
 
     With B the matrix that resizes a patch of the old size to the new one, the new kernel is the pseudo-inverse of
-    its transpose times the old one (Beyer et al. 2023, FlexiViT, eq. 4).
+    its transpose times the old one (Beyer et al. 2023, FlexiViT, eq. 4). To a smaller patch that is only a least-
+    squares answer; a constant is then added, so that patches of one colour keep their tokens there too.
 
     Args:
         kernel: of the convolution.
@@ -62,7 +63,10 @@ def resize_patches(kernel: Float[Tensor, "d c p p"], patch_size: int) -> Float[T
     basis = torch.eye(old * old).unflatten(1, (1, old, old))
     b = F.interpolate(basis, size=(patch_size, patch_size), mode="bicubic", antialias=True).flatten(1).T  # (q², p²)
     inverse = torch.linalg.pinv(b.T.double()).float()  # (q², p²)
-    return (kernel.float().flatten(2) @ inverse.T).unflatten(2, (patch_size, patch_size)).to(kernel.dtype)
+    flat = kernel.float().flatten(2)
+    moved = flat @ inverse.T
+    moved = moved + (flat.sum(-1, keepdim=True) - moved.sum(-1, keepdim=True)) / patch_size**2
+    return moved.unflatten(2, (patch_size, patch_size)).to(kernel.dtype)
 
 
 def adapt_channels(kernel: Float[Tensor, "d c p p"], channels: int) -> Float[Tensor, "d k p p"]:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import pickle
+import warnings
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +93,8 @@ def _read(file: Path) -> dict[str, Any]:
         raise ValueError(f"expected weights at {file} (safetensors, torch or .npz), but it begins with {head[:12]!r}.")
     try:
         # Old checkpoints keep their command line, a Namespace: plain values under names.
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the pickle's age, where an error says all
             loaded = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         reason = str(error).split("\n")[0]

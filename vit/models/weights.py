@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +100,9 @@ def _finish(
     if wanted is not None and not keep:
         target |= {"num_classes": len(wanted), "head": "linear"}
         report.notes.append(f"head re-initialised for {len(wanted)} classes")
-    if target["position_grid"] is None and source.position in ("sine", "sine_2d"):
-        target["position_grid"] = source.grid
     config = ViTConfig.from_dict(target)
+    if config.grid != source.grid and config.position_grid is None and _counts_patches(source):
+        config = replace(config, position_grid=source.grid)
     keep = keep and config.num_classes == source.num_classes
     model = fit(state, source, config, report, keep_head=keep)
     if config.num_classes == 0:
@@ -115,6 +115,12 @@ def _finish(
     channels = {name: _for_channels(preprocessing[name], config.channels) for name in ("mean", "std")}
     prepared = {**preprocessing, **channels, "image_size": config.image_size}
     return Loaded(model=model, preprocessing=prepared, classes=classes, report=report)
+
+
+def _counts_patches(config: ViTConfig) -> bool:
+    """Whether positions are in units of patches, which another grid has to go on counting in."""
+    counted = ("quadratic", "rotary_index", "rotary_mixed")
+    return config.position in ("sine", "sine_2d") or config.relative_position in counted
 
 
 def _for_channels(values: Sequence[float], channels: int) -> tuple[float, ...]:
