@@ -279,6 +279,20 @@ def test_two_spawned_workers_train_from_the_command_line(tiny):
     assert "2 workers" in done.stdout
 
 
+@pytest.mark.slow
+def test_two_processes_share_one_run_folder_and_score_each_picture_once(tiny):  # D2, E9
+    words = [*tiny, "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_epochs=2"]
+    done = subprocess.run([sys.executable, "-m", "vit.cli", "fit", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("K = 10") == 1
+    assert "2 epochs, 12 optimizer steps" in done.stdout
+    root = Path(tiny[-1].partition("=")[2]) / "quickstart"
+    assert [p.name for p in root.iterdir()] == ["1"]
+    record = json.loads((root / "1" / "run.json").read_text())
+    assert record["steps"] == 12
+    assert record["val"]["pictures"] == 179
+
+
 def test_the_same_from_a_notebook(tmp_path, tiny):
     changes = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "limit_train_batches": 4}
     run = vit.fit(

@@ -97,10 +97,17 @@ def make_plan(
         data.preprocessing = model.preprocessing
         plan.lines["pictures"] = [_preparation(model)]
         if isinstance(data, ImageDataModule):
-            batches = len(data.train_dataloader())
-            plan.lines |= _training_lines(model, trainer, batches)
+            plan.lines |= _training_lines(model, trainer, _batches(data, trainer))
     plan.lines["precision"] = [_with_reason(str(trainer["precision"]), reasons.get("trainer.precision"))]
     return plan
+
+
+def _batches(data: ImageDataModule, trainer: dict[str, Any]) -> int:
+    """Training batches of one process in a whole epoch."""
+    devices = trainer["devices"] if isinstance(trainer["devices"], int) else 1
+    pictures = len(data.table.rows("train")) // max(1, devices * trainer["num_nodes"])
+    batches = pictures / data.batch_size
+    return math.floor(batches) if data.source.drop_last else math.ceil(batches)
 
 
 def _with_reason(text: str, reason: str | None) -> str:

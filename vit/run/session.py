@@ -3,18 +3,16 @@
 import contextlib
 import importlib.metadata
 import itertools
-import logging
 import os
 import shutil
-import signal
 import sys
 import time
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
@@ -29,6 +27,7 @@ from vit.run.folder import CHOSEN_FOLDER, RunFolder, new_run_folder, open_run_fo
 from vit.run.options import Options
 from vit.run.plan import choose_precision, make_plan
 from vit.run.record import environment, now
+from vit.run.screen import interruptible, quiet_lightning, result_line, say_next
 from vit.tasks.callbacks import EpochLog, Predictions, checkpoint_callbacks
 from vit.tasks.classify import Classifier
 from vit.tasks.options import plain
@@ -69,7 +68,9 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
         title = f"{name}, seed {config.seed}" + (f", goes on in {run.path}" if run else "")
         trainer_options = config.trainer.as_dict()
         plan = make_plan(data, model, trainer_options, reasons, title=title)
-        print(plan, flush=True)
+        first_process = os.environ.get("LOCAL_RANK", "0") == "0"
+        if first_process:
+            print(plan, flush=True)
         if dry_run:
             return None
         if run is None:
@@ -78,12 +79,17 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
         try:
             has_val = not isinstance(data, ImageDataModule) or bool(data.table.rows("val"))
             trainer = _trainer(options, model, run, has_val=has_val)
-            _write_start(run, options, model, data, str(plan), args, resumed=resume is not None)
+            if first_process:
+                _write_start(run, options, model, data, str(plan), args, resumed=resume is not None)
             started = time.monotonic()
-            with _interruptible(trainer, run):
+            with interruptible(trainer, run):
                 trainer.fit(model, datamodule=data, ckpt_path=str(run.last) if resume else None, weights_only=True)
             seconds = time.monotonic() - started
-            _finish(options, run, trainer, model, data, seconds)
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                # What follows is one process's work.
+                torch.distributed.destroy_process_group()
+            if trainer.is_global_zero:
+                _finish(options, run, trainer, model, data, seconds)
         except ValueError:
             # Bad input that only training could find, such as an unreadable picture: the start leaves nothing behind.
             if resume is None and not run.checkpoints.exists():
@@ -121,7 +127,7 @@ def evaluate(verb: str, path: str, args: Sequence[str]) -> dict[str, Any]:
         data, model = options.build()
         values = _pass(options, run, split, model, data, checkpoint)
     run.update_record({split: {**values, "checkpoint": checkpoint.name, "time": now()}})
-    print(_result_line(split, values))
+    print(result_line(split, values))
     return values
 
 
@@ -131,15 +137,15 @@ def _pass(
     """Score a checkpoint on a split: for our own task from the logits of each picture, else what the module logs."""
     ours = isinstance(model, Classifier) and isinstance(data, ImageDataModule)
     predictions = Predictions()
-    trainer = Trainer(**_trainer_options(options, callbacks=[predictions] if ours else [], logger=False))
+    one = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
+    trainer = Trainer(**_trainer_options(options, callbacks=[predictions] if ours else [], logger=False, **one))
     run_it = trainer.validate if split == "val" else trainer.test
     logged = run_it(model, datamodule=data, ckpt_path=str(checkpoint), verbose=False, weights_only=True)
     if not ours:
         return {name: value for part in logged for name, value in part.items()}
     assert isinstance(data, ImageDataModule)
     _, logits, labels = predictions.collected()
-    if trainer.is_global_zero:
-        predictions.write(run.predictions(split), data)
+    predictions.write(run.predictions(split), data)
     return summary(logits, labels)
 
 
@@ -154,7 +160,7 @@ def _resolve(config: Namespace) -> dict[str, str]:
         trainer.enable_progress_bar = False
     trainer.default_root_dir = str(Path(trainer.default_root_dir).expanduser().absolute())
     data = config.data.get("init_args") or Namespace()
-    for name in ("root",):
+    for name in ("root", "file", "split_file"):
         if isinstance(data.get(name), str):
             data[name] = str(Path(data[name]).expanduser().absolute())
     weights = config.model.get("weights")
@@ -228,8 +234,6 @@ def _write_start(
     resumed: bool,
 ) -> None:
     """Everything that is known before the first step."""
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        return
     if not resumed:
         write_text(run.typed, yaml.safe_dump({"command": ["vit", "fit", *args]}, sort_keys=False) + options.typed())
         run.update_record({"format": FORMAT, "name": run.path.parent.name, "started": now()})
@@ -280,62 +284,11 @@ def _finish(
             if data.table.rows("val"):
                 values = _pass(options, run, "val", model, data, best)
                 record["val"] = {**values, "checkpoint": best.name}
-        if trainer.is_global_zero:
-            scored, preprocessing, classes = read_checkpoint(best)
-            provenance = {"run": run.path.name, "name": run.path.parent.name, "weights": model.weights}
-            save_model(run.model, scored, classes=classes, preprocessing=preprocessing, provenance=provenance)
-    if trainer.is_global_zero:
-        run.update_record(record)
-        _say_next(run, values, seconds, has_test=has_test)
-
-
-@contextlib.contextmanager
-def _interruptible(trainer: Trainer, run: RunFolder) -> Iterator[None]:
-    """After Ctrl-C say where the run can go on; Lightning would end the process and leave Ctrl-C switched off."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    except SystemExit:
-        if not trainer.interrupted:
-            raise
-        shown = _shown(run.path)
-        there = f"go on with: vit fit --resume {shown}" if run.last.exists() else "no epoch was finished"
-        print(f"\nstopped at step {trainer.global_step}; {there}", flush=True)
-        raise KeyboardInterrupt from None
-    finally:
-        with contextlib.suppress(ValueError):  # only the main thread may set handlers
-            signal.signal(signal.SIGINT, handler)
-
-
-def _say_next(run: RunFolder, values: dict[str, Any] | None, seconds: float, *, has_test: bool) -> None:
-    shown = _shown(run.path)
-    print(f"\ntrained in {seconds:.1f} s")
-    if values is not None:
-        print(_result_line("val", values) + "; it chose the checkpoint")
-    print(f"run     {shown}")
-    if run.model.is_dir():
-        print(f"model   {shown}/model")
-    print("next")
-    if has_test:
-        print(f"  vit test {shown}                  score it on pictures that were never looked at")
-    if run.model.is_dir():
-        print(f"  vit predict {shown} PICTURE ...   name other pictures")
-    print(f"  vit fit --resume {shown} --trainer.max_epochs N   go on to epoch N")
-
-
-def _result_line(split: str, values: dict[str, Any]) -> str:
-    low, high = (100 * value for value in values["acc_95"])
-    return (
-        f"{split} accuracy {100 * values['acc']:.2f} % (95 % interval {low:.2f} to {high:.2f}) "
-        f"on {values['pictures']:,} pictures, balanced {100 * values['balanced_acc']:.2f} %, loss {values['loss']:.4f}"
-    )
-
-
-def _shown(path: Path) -> str:
-    """A path as one would type it from here."""
-    with contextlib.suppress(ValueError):
-        return str(path.relative_to(Path.cwd()))
-    return str(path)
+        scored, preprocessing, classes = read_checkpoint(best)
+        provenance = {"run": run.path.name, "name": run.path.parent.name, "weights": model.weights}
+        save_model(run.model, scored, classes=classes, preprocessing=preprocessing, provenance=provenance)
+    run.update_record(record)
+    say_next(run, values, seconds, has_test=has_test)
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -344,34 +297,3 @@ def _remove_if_empty(folder: Path) -> None:
         if folder.exists():
             folder.rmdir()
         folder.parent.rmdir()
-
-
-@contextlib.contextmanager
-def quiet_lightning() -> Iterator[None]:
-    """Silence Lightning's notices of what the plan says better; its warnings about real trouble stay."""
-    logger = logging.getLogger("lightning.pytorch")
-    before = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            for message in _NOT_NEWS:
-                warnings.filterwarnings("ignore", message)
-            yield
-    finally:
-        logger.setLevel(before)
-
-
-_NOT_NEWS = (
-    # Lightning 2.6 with torch 2.14: about Lightning's own use of torch.
-    r".*LeafSpec.*is deprecated",
-    # Workers are chosen by amount of data and cores; the plan gives the reason.
-    r"The '.*_dataloader' does not have many workers",
-    # Frozen parts are in evaluation mode on purpose.
-    r"Found \d+ module\(s\) in eval mode at the start of training",
-    # Small data sets have fewer batches than the logging interval.
-    r"The number of training batches \(\d+\) is smaller than the logging interval",
-    # Evaluation needs none of the callbacks of training.
-    r"Be aware that when using `ckpt_path`, callbacks used to create the checkpoint",
-    # A run that goes on writes into its own folder.
-    r"Checkpoint directory .* exists and is not empty",
-)

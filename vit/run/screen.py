@@ -1,0 +1,95 @@
+"""What a run says on the screen, and what Lightning need not say."""
+
+import contextlib
+import logging
+import signal
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from vit.run.folder import RunFolder
+
+
+@contextlib.contextmanager
+def interruptible(trainer: Trainer, run: RunFolder) -> Iterator[None]:
+    """After Ctrl-C say where the run can go on; Lightning would end the process and leave Ctrl-C switched off."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit:
+        if not trainer.interrupted:
+            raise
+        shown = as_typed(run.path)
+        there = f"go on with: vit fit --resume {shown}" if run.last.exists() else "no epoch was finished"
+        print(f"\nstopped at step {trainer.global_step}; {there}", flush=True)
+        raise KeyboardInterrupt from None
+    finally:
+        with contextlib.suppress(ValueError):  # only the main thread may set handlers
+            signal.signal(signal.SIGINT, handler)
+
+
+def say_next(run: RunFolder, values: dict[str, Any] | None, seconds: float, *, has_test: bool) -> None:
+    shown = as_typed(run.path)
+    print(f"\ntrained in {seconds:.1f} s")
+    if values is not None:
+        print(result_line("val", values) + "; it chose the checkpoint")
+    print(f"run     {shown}")
+    if run.model.is_dir():
+        print(f"model   {shown}/model")
+    print("next")
+    if has_test:
+        print(f"  vit test {shown}                  score it on pictures that were never looked at")
+    if run.model.is_dir():
+        print(f"  vit predict {shown} PICTURE ...   name other pictures")
+    print(f"  vit fit --resume {shown} --trainer.max_epochs N   go on to epoch N")
+
+
+def result_line(split: str, values: dict[str, Any]) -> str:
+    low, high = (100 * value for value in values["acc_95"])
+    return (
+        f"{split} accuracy {100 * values['acc']:.2f} % (95 % interval {low:.2f} to {high:.2f}) "
+        f"on {values['pictures']:,} pictures, balanced {100 * values['balanced_acc']:.2f} %, loss {values['loss']:.4f}"
+    )
+
+
+def as_typed(path: Path) -> str:
+    """A path as one would type it from here."""
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
+
+
+@contextlib.contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Silence Lightning's notices of what the plan says better; its warnings about real trouble stay."""
+    logger = logging.getLogger("lightning.pytorch")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            for message in _NOT_NEWS:
+                warnings.filterwarnings("ignore", message)
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+_NOT_NEWS = (
+    # Lightning 2.6 with torch 2.14: about Lightning's own use of torch.
+    r".*LeafSpec.*is deprecated",
+    # Workers are chosen by amount of data and cores; the plan gives the reason.
+    r"The '.*_dataloader' does not have many workers",
+    # Frozen parts are in evaluation mode on purpose.
+    r"Found \d+ module\(s\) in eval mode at the start of training",
+    # Small data sets have fewer batches than the logging interval.
+    r"The number of training batches \(\d+\) is smaller than the logging interval",
+    # Evaluation needs none of the callbacks of training.
+    r"Be aware that when using `ckpt_path`, callbacks used to create the checkpoint",
+    # The values are of all processes already.
+    r"It is recommended to use `self.log\(.*sync_dist=True",
+    # A run that goes on writes into its own folder.
+    r"Checkpoint directory .* exists and is not empty",
+)
