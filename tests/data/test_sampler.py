@@ -94,3 +94,71 @@ def test_drawing_for_a_picture_leaves_trainings_generator_alone():
     assert torch.equal(inside, torch.rand(4, generator=torch.Generator().manual_seed(3)))
     with pytest.raises(RuntimeError), seeded(3):
         raise RuntimeError
+
+
+def drawn(seed=0, epoch=0, world=1, **options):
+    samplers = [TrainSampler(120, seed=seed, rank=rank, world=world, **options) for rank in range(world)]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    return [list(sampler) for sampler in samplers]
+
+
+LABELS = np.repeat(np.arange(3), [90, 20, 10])
+BALANCED = {"weights": 1 / np.bincount(LABELS)[LABELS], "strata": LABELS}
+
+
+# A28
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_balanced_sampling_shows_classes_equally_often_and_no_copy_twice(world):
+    ranks = drawn(world=world, **BALANCED)
+    keys = [key for rank in ranks for key in rank]
+    assert len(keys) == len(set(keys)) == 120
+    assert np.bincount([LABELS[key.position] for key in keys]).tolist() == [40, 40, 40]
+    assert sorted(keys) == sorted(drawn(**BALANCED)[0])
+    for rank in ranks:
+        share = np.bincount([LABELS[key.position] for key in rank], minlength=3) / len(rank)
+        assert np.abs(share - 1 / 3).max() < 0.2
+    copies = {}
+    for key in keys:
+        copies.setdefault(key.position, []).append(key.repeat)
+    assert all(sorted(repeats) == list(range(len(repeats))) for repeats in copies.values())
+    assert [len(copies[p]) for p in range(110, 120)] == [4] * 10
+
+
+# A28
+def test_weighted_orders_change_with_seed_and_epoch_and_resume_anywhere():
+    first = drawn(**BALANCED)[0]
+    assert first == drawn(**BALANCED)[0]
+    assert first != drawn(seed=1, **BALANCED)[0]
+    assert first != drawn(epoch=1, **BALANCED)[0]
+    for start in (0, 1, 60, 119):
+        resumed = TrainSampler(120, seed=0, **BALANCED)
+        resumed.resume_at(0, start)
+        assert list(resumed) == first[start:]
+
+
+def test_weights_are_met_on_average():
+    weights = np.random.default_rng(0).random(120) ** 3
+    weights[:10] = 0
+    counts = np.zeros(120)
+    for epoch in range(50):
+        for key in drawn(epoch=epoch, weights=weights)[0]:
+            counts[key.position] += 1
+    assert np.abs(counts / 50 - 120 * weights / weights.sum()).max() < 0.35
+    assert counts[:10].sum() == 0
+
+
+def test_repeated_pictures_follow_each_other_and_fill_an_epoch():
+    keys = drawn(repeats=3)[0]
+    assert len(keys) == len(set(keys)) == 120
+    assert len({key.position for key in keys}) == 40
+    assert all([k.repeat for k in keys[i : i + 3]] == [0, 1, 2] for i in range(0, 120, 3))
+    assert all(len({k.position for k in keys[i : i + 3]}) == 1 for i in range(0, 120, 3))
+
+
+@pytest.mark.parametrize("weights", [np.zeros(120), np.full(120, np.nan), np.ones(119), -np.ones(120)])
+def test_weights_that_are_no_shares_are_refused(weights):
+    with pytest.raises(ValueError, match="finite weight"):
+        TrainSampler(120, seed=0, weights=weights)
+    with pytest.raises(ValueError, match="repeats"):
+        TrainSampler(120, seed=0, weights=np.ones(120), repeats=2)

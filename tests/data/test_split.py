@@ -2,7 +2,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from vit.data.split import TEST, TRAIN, VAL, held_out, read_split, stratified_split, write_split
+from vit.data.split import read_split, write_split
+from vit.data.stratify import TEST, TRAIN, VAL, held_out, stratified_split
 from vit.data.table import SPLITS, Rows, write_table
 
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from vit.data.batch import Batch
 from vit.data.cifar import CIFAR10, CIFAR100
+from vit.data.csv_table import Table
 from vit.data.decode import DecodeError
 from vit.data.digits import Digits
 from vit.data.folder import Folder
@@ -28,6 +29,7 @@ __all__ = [
     "Preprocessing",
     "Rows",
     "Source",
+    "Table",
     "evaluation_transform",
     "read_split",
     "training_transform",

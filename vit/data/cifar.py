@@ -17,7 +17,7 @@ from torchvision.datasets import cifar as published
 from torchvision.datasets.utils import download_url
 
 from vit.data.source import Source
-from vit.data.split import TEST, TRAIN
+from vit.data.stratify import TEST, TRAIN
 from vit.data.table import Rows, cache_folder
 
 _SIDE = 32

@@ -12,20 +12,11 @@ import numpy as np
 
 from vit.data.decode import is_picture
 from vit.data.source import Source
-from vit.data.split import TEST, TRAIN, VAL
+from vit.data.split import SPLIT_NAMES
+from vit.data.stratify import TRAIN
 from vit.data.table import SPLITS, UNASSIGNED, Rows
 
 log = logging.getLogger("vit.data")
-
-SPLIT_NAMES = {
-    "train": TRAIN,
-    "training": TRAIN,
-    "val": VAL,
-    "valid": VAL,
-    "validation": VAL,
-    "test": TEST,
-    "testing": TEST,
-}
 
 EXPECTED_TREE = """expected either
   root/train/<class>/<picture>, and val and test (each optional) beside train, or

@@ -123,7 +123,7 @@ class ImageDataModule(LightningDataModule):
             self._lowered = True
             log.warning("batch_size lowered from %d to %d: train has no more pictures", wanted, self.batch_size)
         pictures = self._pictures("train", training_transform(self.preprocessing, self.source.augment), seed=self.seed)
-        sampler = TrainSampler(len(pictures), seed=self.seed, rank=self._rank(), world=self._world())
+        sampler = self.source.sampler(self.table, seed=self.seed, rank=self._rank(), world=self._world())
         epoch = 0 if self.trainer is None else self.trainer.current_epoch
         if self._position is not None:
             sampler.resume_at(*self._position)

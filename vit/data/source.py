@@ -8,14 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from vit.data.decode import MAX_PIXELS
-from vit.data.split import fill_splits
+from vit.data.sampler import TrainSampler
+from vit.data.split import apply_split_file, fill_splits, groups_by_pattern
 from vit.data.table import DataTable, Rows, write_table
 from vit.data.transforms import Augmentation
 
 log = logging.getLogger("vit.data")
 
 _AUGMENT = Augmentation()
+_LEAST = {
+    "batch_size": 1,
+    "eval_batch_size": 1,
+    "num_workers": 0,
+    "max_pixels": 1,
+    "folds": 2,
+    "fold": 0,
+    "repeats": 1,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +48,16 @@ class Source(ABC):
         split_seed: of the split.
         val: share of each class that is split off for validation, where the source has no val split.
         test: share of each class that is split off for the test, where the source has no splits at all.
+        folds: cross-validation: what is not test is cut into so many parts; `val` does not count then.
+        fold: the part that validates, from 0 to `folds` - 1.
+        group_pattern: regular expression on a picture's path below the root; what its first parenthesis (or
+            else all of it) matches names a patient, scene or video, which is never divided by a split.
+        split_file: Parquet or CSV with the columns path and split, such as the `split.parquet` of another run;
+            it alone decides, and pictures it does not name are left out.
+        sampling: training pictures per epoch: `shuffle` shows each once; `balanced` shows every class equally
+            often; `weighted` shows each by its weight in the table. An epoch is equally long in all three.
+        repeats: copies of a training picture that follow each other, each augmented in its own way; an epoch
+            stays as long and shows fewer pictures.
         augment: what training draws at random.
         background: red, green, blue (0-255) behind transparent pixels; default the preprocessing's (white).
         value_range: values of 16-bit, 32-bit and float pictures that stand for black and white.
@@ -56,13 +78,19 @@ class Source(ABC):
     split_seed: int = 0
     val: float = 0.1
     test: float = 0.1
+    folds: int | None = None
+    fold: int = 0
+    group_pattern: str | None = None
+    split_file: str | None = None
+    sampling: Literal["shuffle", "balanced", "weighted"] = "shuffle"
+    repeats: int = 1
     augment: Augmentation = _AUGMENT
     background: tuple[int, int, int] | None = None
     value_range: tuple[float, float] | None = None
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("eval_batch_size", 1), ("num_workers", 0), ("max_pixels", 1)):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"expected {name} of at least {least}, but got {value}.")
@@ -71,6 +99,15 @@ class Source(ABC):
                 "expected shares with 0 <= val, 0 <= test and val + test < 1, "
                 f"but got val={self.val}, test={self.test}."
             )
+        if self.fold >= (self.folds or 1):
+            came = f"fold={self.fold} of {self.folds} folds" if self.folds else f"fold={self.fold} without folds"
+            raise ValueError(f"expected a fold from 0 to folds - 1, but got {came}.")
+        if self.split_file is not None and self.folds is not None:
+            raise ValueError("expected split_file or folds, but got both. Leave one of them out.")
+        if self.sampling not in ("shuffle", "balanced", "weighted"):
+            raise ValueError(f"expected sampling shuffle, balanced or weighted, but got {self.sampling!r}.")
+        if self.repeats > 1 and self.sampling != "shuffle":
+            raise ValueError(f"expected repeats with sampling shuffle alone, but got sampling {self.sampling}.")
 
     @abstractmethod
     def scan(self) -> Rows:
@@ -83,8 +120,51 @@ class Source(ABC):
             ValueError: the pictures are not there or not laid out as expected.
         """
         rows = self.scan()
-        rows.splits = fill_splits(rows, val=self.val, test=self.test, seed=self.split_seed)
+        if self.group_pattern is not None:
+            if rows.groups is not None:
+                raise ValueError(
+                    f"expected one kind of groups, but the rows of {rows.root} name theirs. Leave group_pattern out."
+                )
+            rows.groups = groups_by_pattern(self.group_pattern, rows.paths)
+        if self.split_file is not None:
+            rows = apply_split_file(rows, self.split_file)
+        else:
+            rows.splits = fill_splits(
+                rows, val=self.val, test=self.test, seed=self.split_seed, folds=self.folds, fold=self.fold
+            )
+            if self.folds is not None:
+                rows.info = {**rows.info, "folds": self.folds, "fold": self.fold}
         return write_table(rows)
+
+    def sampler(self, table: DataTable, *, seed: int, rank: int = 0, world: int = 1) -> TrainSampler:
+        """Order of the training pictures.
+
+        Args:
+            table: its train split is sampled.
+            seed: of the order.
+            rank: this process, from 0.
+            world: number of processes.
+
+        Raises:
+            ValueError: fewer pictures than processes, a table without the weights that are asked for, or one
+                of several labels per picture that should be balanced.
+        """
+        weights, strata = None, None
+        if self.sampling == "balanced":
+            strata = table.labels("train")
+            counts = np.bincount(strata, minlength=len(table.classes))
+            weights = 1 / counts[strata]
+        elif self.sampling == "weighted":
+            weights = table.weights("train")
+            if weights is None:
+                raise ValueError(
+                    "expected a weight for every picture with sampling weighted, but the source has none. "
+                    "Give a table with a weight column, or choose balanced."
+                )
+        size = len(table.rows("train"))
+        return TrainSampler(
+            size, seed=seed, rank=rank, world=world, weights=weights, strata=strata, repeats=self.repeats
+        )
 
 
 def available_cores() -> int:

@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,17 @@ class Rows:
     groups: list[str] | None = None
     weights: Float[ndarray, " n"] | None = None
     info: dict[str, Any] = field(default_factory=dict)
+
+    def select(self, where: Int[ndarray, " m"]) -> "Rows":
+        """The rows at these positions, in their order."""
+
+        def part(values: Any) -> Any:
+            if values is None or isinstance(values, ndarray):
+                return None if values is None else values[where]
+            return [values[i] for i in where]
+
+        names = ("paths", "labels", "splits", "images", "groups", "weights")
+        return replace(self, **{name: part(getattr(self, name)) for name in names})
 
 
 class DataTable:
@@ -178,12 +189,29 @@ class DataTable:
             return int(self._labels[self._checked(index)])
         return self._label_column[self._checked(index)].as_py()
 
+    @property
+    def several(self) -> bool:
+        """Whether a row holds a list of labels."""
+        return self._labels is None
+
     def labels(self, split: str | None = None) -> Int[ndarray, " n"]:
-        """Class index of every row of a split, as a view of the file."""
+        """Class index of every row of a split, as a view of the file.
+
+        Raises:
+            ValueError: the rows hold several labels each.
+        """
         if self._labels is None:
-            raise ValueError("expected one label per picture, but the rows of this table hold several.")
+            raise ValueError(
+                "expected one label per picture, but the rows of this table hold several, which classification "
+                "with one answer cannot learn. Give one label per picture."
+            )
         rows = self.rows(split)
         return self._labels[rows.start : rows.stop]
+
+    def weights(self, split: str | None = None) -> Float[ndarray, " n"] | None:
+        """Weight of every row of a split, as a view of the file; None in a table without weights."""
+        rows = self.rows(split)
+        return None if self._weights is None else self._weights[rows.start : rows.stop]
 
     def weight(self, index: int) -> float | None:
         """Weight of a row; None in a table without weights."""
