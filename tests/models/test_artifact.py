@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from timm.data import create_transform, resolve_model_data_config
 from transformers import pipeline
 
-from vit.models import VisionTransformer, ViTConfig, artifact, load_model, save_model, vit_config
+from vit.models import VisionTransformer, ViTConfig, artifact, load_model, save_model
 
 TINY = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 2, "heads": 2, "num_classes": 3}
 NAMES = ("cat", "dog", "été")
@@ -165,13 +165,24 @@ def test_half_precision_weights_stay_half_on_disk_and_open_in_float32(tmp_path, 
     assert {parameter.dtype for parameter in opened.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("size", ["Ti/16", "S/32"])
-def test_opening_leaves_nothing_on_the_meta_device(size, tmp_path):
-    model = VisionTransformer(vit_config(size, num_classes=3, depth=1))
-    folder = save(tmp_path / "model", model, image_size=224)
-    opened, _ = load_model(folder)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"position": "sine_2d", "relative_position": "quadratic"},
+        {"position": "sine", "position_at": "every_layer", "relative_position": "bias"},
+        {"position": "learned_2d", "position_at": "every_layer", "relative_position": "rotary", "mlp": "swiglu"},
+        {"position": "none", "relative_position": "rotary_index", "key_bias": False, "norm_pre": True},
+        {"relative_position": "rotary_mixed", "attention_norm": True, "mlp_norm": True, "mlp": "swiglu_packed"},
+    ],
+)
+def test_opening_leaves_nothing_on_the_meta_device_and_every_kind_gives_its_logits(options, tmp_path, randomise):
+    model = build(randomise, **options)
+    opened, _ = load_model(save(tmp_path / "model", model))
     tensors = [*opened.parameters(), *opened.buffers()]
     assert {tensor.device.type for tensor in tensors} == {"cpu"}
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(opened(x), model(x))
 
 
 def test_saving_again_replaces_the_folder(tmp_path, randomise):

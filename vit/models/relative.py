@@ -13,7 +13,7 @@ from vit.models.positions import Grid, coordinates, same_grid, waves
 
 
 class BiasTable(nn.Module):
-    """A learned number for each head and each offset between two patches; 0 where a prefix token is one of them.
+    """A learned number for each head and each offset from query to key; 0 where a prefix token is one of them.
 
     Args:
         heads: number of heads.
@@ -30,8 +30,8 @@ class BiasTable(nn.Module):
         rows, columns = grid
         table = resample_offsets(self.table, grid)
         y, x = (torch.arange(side, device=table.device) for side in grid)
-        down = (y[:, None] - y + rows - 1)[:, None, :, None].expand(rows, columns, rows, columns)
-        right = (x[:, None] - x + columns - 1)[None, :, None, :].expand(rows, columns, rows, columns)
+        down = (y - y[:, None] + rows - 1)[:, None, :, None].expand(rows, columns, rows, columns)
+        right = (x - x[:, None] + columns - 1)[None, :, None, :].expand(rows, columns, rows, columns)
         return table[:, down, right].flatten(3, 4).flatten(1, 2)
 
 

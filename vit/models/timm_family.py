@@ -213,11 +213,24 @@ def from_timm_model(model: nn.Module, state: State) -> Found:
     if layout:
         found.state = to_half_layout(found.state, options["heads"], **layout)
     cfg: Any = model.pretrained_cfg
+    if _trained_with_quick_gelu(cfg) and found.options["activation"] != "quick_gelu":
+        found.options["activation"] = "quick_gelu"
+        found.notes.append("the weights were trained with quick_gelu, which timm's name for them leaves out")
     found.preprocessing = {name: tuple(cfg[name]) for name in ("mean", "std")}
     found.preprocessing |= {name: cfg[name] for name in ("interpolation", "crop_pct", "crop_mode") if cfg.get(name)}
     names = cfg.get("label_names")
     found.classes = tuple(names) if names else _imagenet_names(model)
     return found
+
+
+def _trained_with_quick_gelu(cfg: Any) -> bool:
+    """Whether timm has these weights under a QuickGELU name too, as CLIP's trainers published them."""
+    import timm
+
+    twin = f"{cfg.get('architecture', '')}".replace("_clip_", "_clip_quickgelu_")
+    return (
+        "quickgelu" in twin and timm.is_model(twin) and f"{twin}.{cfg.get('tag')}" in timm.list_pretrained(f"{twin}*")
+    )
 
 
 def _imagenet_names(model: Any) -> tuple[str, ...] | None:
