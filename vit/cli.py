@@ -9,6 +9,7 @@ VERBS = {
     "fit": ("vit.api:fit_command", "train: vit fit --config quickstart"),
     "validate": ("vit.api:validate_command", "score a run on its val split: vit validate RUN"),
     "test": ("vit.api:test_command", "score a run on its test split: vit test RUN"),
+    "weights": ("vit.models.known:command", "list good starting points, or show what a file holds: vit weights FILE"),
     "predict": ("vit.api:predict_command", "name pictures: vit predict RUN PICTURE ... --out labels.csv"),
 }
 

@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 
 from vit import cli
+from vit.data import Preprocessing
+from vit.models import VisionTransformer, save_model, vit_config
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 FASTER = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu"]
@@ -28,7 +30,9 @@ def test_every_command_of_the_readme_runs_in_its_order(tmp_path, monkeypatch, ca
         folder.mkdir(parents=True)
         for i in range(20):
             Image.new("RGB", (32, 24), (90 * k, 5 * i, 40)).save(folder / f"{i}.png")
-    small = ["--model.encoder.size=Ti/16", "--model.encoder.image_size=32", "--model.encoder.depth=1"]
+    prepared = {**Preprocessing(image_size=32).to_dict()}
+    model = VisionTransformer(vit_config("Ti/16", image_size=32, num_classes=2, depth=1))
+    weights = save_model(tmp_path / "weights", model, classes=["x", "y"], preprocessing=prepared)
     commands = vit_commands()
     assert len(commands) >= 8
     for words in commands:
@@ -40,7 +44,8 @@ def test_every_command_of_the_readme_runs_in_its_order(tmp_path, monkeypatch, ca
         if verb == "fit":
             rest = [*rest, *FASTER]
             if "finetune_folder" in rest:
-                rest += small
+                # A test has no network for the weights that the configuration names.
+                rest += [f"--model.weights={weights}", "--model.encoder.image_size=32"]
             if "--resume" in rest:
                 rest = [*rest, "--trainer.max_epochs=2"]
         code = cli.main([verb, *rest])

@@ -4,9 +4,10 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from vit.models.artifact import save_model
+from vit.models.artifact import load_model, save_model
 from vit.models.sizes import vit_config
 from vit.models.vit import VisionTransformer
 from vit.run import session
@@ -66,7 +67,7 @@ def words_for(name, pretrained, cifar, photos):
     from_archive = [f"--data.root={cifar}", "--data.checksum=false", "--data.download=false"]
     return {
         "quickstart": [],
-        "finetune_folder": [f"--data.root={photos}", f"--model.weights={pretrained}"],
+        "finetune_folder": [f"--data.root={photos}", f"--model.weights={pretrained}", "--model.encoder.image_size=32"],
         "cifar10_scratch": [*from_archive, "--model.encoder.depth=2"],
         "cifar100_finetune": [*from_archive, f"--model.weights={pretrained}"],
         # 384 pixels with the paper's batch of 512 would take minutes here.
@@ -121,4 +122,19 @@ def test_weights_of_a_run_start_another_with_a_new_head(tmp_path, tiny, photos):
     encoder = second.record["config"]["model"]["encoder"]
     assert (encoder["width"], encoder["image_size"]) == (16, 32)
     assert second.record["data"]["classes"] == ["cat", "dog"]
+    assert "head re-initialised for 2 classes" in (second.path / "plan.txt").read_text()
     assert session.evaluate("validate", str(second.path), [])["pictures"] > 0
+
+
+def test_the_head_of_weights_with_the_same_classes_is_kept(tmp_path, tiny):  # B12, B13
+    first = session.fit([*tiny, "--trainer.max_epochs=1"])
+    before = load_model(first.model)[0].head.weight
+    # One step at a rate of nearly nothing leaves the head where it was.
+    words = [f"--model.weights={first.path}", "--model.method=head", "--model.optim.lr=1e-12", "--trainer.max_epochs=1"]
+    dropped = ("width", "depth", "heads", "limit_train", "max_epochs")
+    kept = [word for word in tiny if not any(name in word for name in dropped)]
+    second = session.fit(["--data=Digits", *kept[1:], *words, "--model.encoder.image_size=16"])
+    after = load_model(second.model)[0].head.weight
+    assert torch.allclose(before, after, atol=1e-6)
+    assert before.abs().max() > 1e-4
+    assert tmp_path in second.path.parents

@@ -136,7 +136,7 @@ def test_the_first_loss_is_ln_k():
         ({"label_smoothing": 1.0}, "label_smoothing"),
         ({"encoder": EncoderOptions(image_size=36, patch_size=8)}, "32 or 40"),  # B7
         ({"encoder": EncoderOptions(size="B/61")}, "did you mean"),
-        ({"weights": "nowhere"}, "found none at nowhere"),
+        ({"weights": "nowhere"}, "nowhere"),
         ({"weights": "x", "encoder": EncoderOptions(size="B/16")}, "either weights or a size"),
     ],
 )

@@ -76,7 +76,7 @@ def test_the_schedule_climbs_from_above_zero_peaks_after_warm_up_and_ends_at_its
     assert values[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
     assert values[4] == 1.0
     assert values[19] == pytest.approx(0.1)
-    assert all(a >= b for a, b in itertools.pairwise(values))
+    assert all(a >= b for a, b in itertools.pairwise(values[4:]))
     middle = 4 + (19 - 4) / 3
     assert schedule(9) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 3)) / 2)
     assert middle == 9

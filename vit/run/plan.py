@@ -94,6 +94,8 @@ def make_plan(
         plan.lines["data"] = [f"{type(data).__module__}.{type(data).__name__}"]
     plan.lines["model"] = _model_lines(model)
     if isinstance(model, Classifier):
+        if model.weights_report:
+            plan.lines["weights"] = list(model.weights_report)
         data.preprocessing = model.preprocessing
         plan.lines["pictures"] = [_preparation(model)]
         if isinstance(data, ImageDataModule):

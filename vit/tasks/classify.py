@@ -33,11 +33,11 @@ from vit.tasks.recipe import resolve
 
 @dataclass(frozen=True)
 class Start:
-    """Where a classifier starts from: the model, how pictures are prepared for it, whose weights."""
+    """Where a classifier starts from: the model, how pictures are prepared for it, what became of the weights."""
 
     model: VisionTransformer
     preprocessing: Preprocessing
-    pretrained: bool
+    notes: tuple[str, ...]
 
 
 class Classifier(LightningModule):
@@ -50,7 +50,8 @@ class Classifier(LightningModule):
     Args:
         classes: class names in the order of their labels; the command line takes them from the data.
         encoder: the Vision Transformer; what is not set comes from its size, or from the weights.
-        weights: a run, a model folder, a checkpoint, or the name of a timm model; None trains from scratch.
+        weights: a run, a model folder, a file of any known family, or the name of a timm model, see `vit weights`;
+            None trains from scratch. The head is kept only if its classes are those of the data.
         method: `full` trains everything; `head` trains the head and leaves the rest as it is, in evaluation mode.
         optim: the optimizer.
         schedule: learning rate over the run.
@@ -87,12 +88,13 @@ class Classifier(LightningModule):
         self.weights = weights
         self.label_smoothing = label_smoothing
         self.seed = seed
-        start = _start(given(encoder), weights, len(self.classes), given(preprocessing))
+        start = _start(given(encoder), weights, self.classes, given(preprocessing))
+        self.weights_report = start.notes
         self.preprocessing = start.preprocessing
         self.resolved = resolve(
             rebuilt(OptimConfig, optim),
             rebuilt(ScheduleConfig, schedule),
-            pretrained=start.pretrained,
+            pretrained=weights is not None,
             head_only=method == "head",
         )
         p = self.preprocessing
@@ -288,22 +290,25 @@ _WITHOUT_WEIGHTS = (
 )
 
 
-def _start(encoder: dict[str, Any], weights: str | None, num_classes: int, preparing: dict[str, Any]) -> Start:
-    """Build the model, from weights or not, with a new head of K classes."""
+def _start(encoder: dict[str, Any], weights: str | None, classes: Sequence[str], preparing: dict[str, Any]) -> Start:
+    """Build the model, from weights or not; its head is new unless the weights have the same classes."""
     size = encoder.pop("size", None)
+    base: dict[str, Any] = {}
+    notes: list[str] = []
     if weights is not None:
         if size is not None:
             raise ValueError(
                 f"expected either weights or a size, but got weights {weights} and encoder.size {size}; "
                 "the size comes with the weights."
             )
-        loaded = load_weights(weights, **encoder)
-        model, base, pretrained = loaded.model, loaded.preprocessing, True
-        model.swap_head(num_classes)
+        loaded = load_weights(weights, classes=classes, **encoder)
+        model, base = loaded.model, loaded.preprocessing
+        notes = loaded.report.table().splitlines()
+        changed = [k for k in ("mean", "std") if k in preparing and tuple(preparing[k]) != tuple(base[k])]
+        notes += [f"note: {k} {preparing[k]} is set by hand, the weights were trained with {base[k]}" for k in changed]
     else:
-        config = {**encoder, "num_classes": num_classes}
+        config = {**encoder, "num_classes": len(classes)}
         model = VisionTransformer(vit_config(size, **config) if size else ViTConfig.from_dict(config))
-        base, pretrained = {}, False
     channels = {"mean": (0.5,) * model.config.channels, "std": (0.5,) * model.config.channels}
     values = {**channels, **base, **preparing, "image_size": model.config.image_size}
-    return Start(model, Preprocessing.from_dict(values), pretrained)
+    return Start(model, Preprocessing.from_dict(values), tuple(notes))
