@@ -1,16 +1,19 @@
 """One split of the table as samples, and samples as batches."""
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64, UInt8
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from vit.data.decode import DecodeError, decode
+from vit.data.decode import DecodeError, decode, decode_view, named, read_header
+from vit.data.jpeg import decode_tensor_view, fits_tensors
 from vit.data.sampler import Key, mix, seeded
 from vit.data.table import DataTable
-from vit.data.transforms import Preprocessing, Transform
+from vit.data.transforms import Preprocessing, Training, Transform
 
 
 class Batch(NamedTuple):
@@ -72,20 +75,42 @@ class Pictures(Dataset[Sample]):
     def __getitem__(self, key: int | Key) -> Sample:
         epoch, repeat, position = key if isinstance(key, tuple) else (0, 0, key)
         row = self.rows[position]
-        picture = decode(
-            self._read(row),
-            name=self.table.path(row),
-            channels=self.preprocessing.channels,
-            background=self.preprocessing.background,
-            value_range=self.preprocessing.value_range,
-            max_pixels=self.max_pixels,
-        )
-        if self.seed is None:
-            image = self.transform(picture)
-        else:
-            with seeded(mix(self.seed, epoch, row, repeat)):
-                image = self.transform(picture)
+        with seeded(mix(self.seed, epoch, row, repeat)) if self.seed is not None else nullcontext():
+            image = self._image(self._read(row), self.table.path(row))
         return Sample(image, self.table.label(row), row, self.table.weight(row))
+
+    def _image(self, data: bytes, name: str) -> UInt8[Tensor, "c h w"]:
+        p, transform, limit = self.preprocessing, self.transform, self.max_pixels
+        if not isinstance(transform, Training):
+            return transform(
+                decode(
+                    data,
+                    name=name,
+                    channels=p.channels,
+                    background=p.background,
+                    value_range=p.value_range,
+                    max_pixels=limit,
+                    orient=p.orient,
+                )
+            )
+
+        def view() -> Image.Image | Tensor:
+            header = read_header(data, max_pixels=limit, orient=p.orient)
+            wanted = transform.view(*header.size)
+            if fits_tensors(header, wanted, transform.resample, p.channels):
+                pixels = decode_tensor_view(data, wanted, transform.resample)
+                if pixels is not None:
+                    return pixels
+            return decode_view(
+                header,
+                wanted,
+                transform.resample,
+                channels=p.channels,
+                background=p.background,
+                value_range=p.value_range,
+            )
+
+        return transform.finish(named(view, name))
 
     def _read(self, row: int) -> bytes:
         try:

@@ -5,6 +5,8 @@ import io
 import logging
 import os
 import struct
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from PIL import (  # noqa: F401  (importing a plugin registers its format)
@@ -21,6 +23,8 @@ from PIL import (  # noqa: F401  (importing a plugin registers its format)
 )
 
 log = logging.getLogger("vit.data")
+
+T = TypeVar("T")
 
 # Pillow also opens PostScript, which runs an interpreter, and formats that no camera writes.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "HEIF")
@@ -55,6 +59,13 @@ WHITE = (255, 255, 255)
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
 _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
 
+# The shares of a side at which Pillow's JPEG decoder can decode directly.
+_DCT_SCALES = (8, 4, 2)
+
+# Wanted pixels per side that are left for the resize, which smooths better than the decoder: with 1.25 the mean
+# difference from a full decode is 0.4 grey levels on 1600 x 1200 photographs, with 1 it is 1.0.
+_MARGIN = 1.25
+
 # EXIF orientation -> what turns the stored pixels upright; 1 is upright.
 _ORIENTATION = 0x0112
 _TURNS = {
@@ -66,6 +77,8 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+# What undoes a turn, where it is another one.
+_INVERSE = {6: 8, 8: 6}
 
 
 class DecodeError(ValueError):
@@ -81,6 +94,38 @@ def is_picture(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
+class View(NamedTuple):
+    """A part of an upright picture, and the size it is wanted at.
+
+    Args:
+        box: left, top, right, bottom in pixels of the upright picture.
+        width: of the result, in pixels.
+        height: of the result, in pixels.
+    """
+
+    box: tuple[float, float, float, float]
+    width: int
+    height: int
+
+
+class Header(NamedTuple):
+    """What is known of a picture before its pixels are decoded.
+
+    Args:
+        picture: opened, not loaded.
+        orientation: how its pixels are to be turned, as the EXIF orientations 1 (not at all) to 8.
+    """
+
+    picture: Image.Image
+    orientation: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the upright picture."""
+        width, height = self.picture.size
+        return (height, width) if self.orientation >= 5 else (width, height)
+
+
 def decode(
     source: bytes | str | os.PathLike[str],
     *,
@@ -89,6 +134,7 @@ def decode(
     background: tuple[int, int, int] = WHITE,
     value_range: tuple[float, float] | None = None,
     max_pixels: int = MAX_PIXELS,
+    orient: bool = True,
 ) -> Image.Image:
     """Decode a picture to mode RGB (3 channels) or L (1 channel), upright, 8 bits.
 
@@ -104,6 +150,7 @@ def decode(
         value_range: values of a 16-bit, 32-bit or float picture that stand for black and white; what lies
             outside becomes black or white.
         max_pixels: largest width times height; checked before the pixels are decoded.
+        orient: turn by the EXIF orientation; False takes the pixels as stored.
 
     Raises:
         DecodeError: the file is missing, broken, too large or no picture.
@@ -117,16 +164,98 @@ def decode(
                 data = file.read()
         except OSError as error:
             raise DecodeError(f"{name}: cannot be read ({error.strerror}).") from error
-    try:
-        picture = _open(data)
-        _check_size(picture, max_pixels)
+
+    def pixels() -> Image.Image:
+        picture, orientation = read_header(data, max_pixels=max_pixels, orient=orient)
         picture.load()
-        picture = _to_8_bit(_upright(picture), value_range)
-        return _to_channels(picture, channels, background)
+        return _to_channels(_to_8_bit(_turned(picture, orientation), value_range), channels, background)
+
+    return named(pixels, name)
+
+
+def named(work: Callable[[], T], name: str) -> T:
+    """Do work on a picture; whatever goes wrong becomes a `DecodeError` that names it."""
+    try:
+        return work()
     except DecodeError as error:
         raise DecodeError(f"{name}: {error}") from error.__cause__
     except Exception as error:  # decoders of hostile files raise nearly anything
         raise DecodeError(f"{name}: the picture is damaged ({error}). Replace or remove the file.") from error
+
+
+def read_header(data: bytes, *, max_pixels: int = MAX_PIXELS, orient: bool = True) -> Header:
+    """Open a picture without decoding its pixels.
+
+    Raises:
+        DecodeError: no picture, or one of more than `max_pixels`.
+    """
+    picture = _open(data)
+    _check_size(picture, max_pixels)
+    orientation = _orientation(picture)
+    if picture.format == "TIFF":  # Pillow turns these upright itself, whether one wants it or not
+        return Header(picture, 1 if orient else _INVERSE.get(orientation, orientation))
+    return Header(picture, orientation if orient else 1)
+
+
+def decode_view(
+    header: Header,
+    view: View,
+    resample: Image.Resampling,
+    *,
+    channels: int = 3,
+    background: tuple[int, int, int] = WHITE,
+    value_range: tuple[float, float] | None = None,
+) -> Image.Image:
+    """Decode a picture and resize a part of it, upright; a JPEG no larger than the part needs.
+
+    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where the part then still has more pixels than are wanted.
+
+    Args:
+        header: of the picture.
+        view: the part and the size wanted.
+        resample: filter of the resize.
+        channels, background, value_range: see `decode`.
+
+    Raises:
+        DecodeError: values that cannot become 8 bits, see `decode`. Damaged pixels raise what Pillow raises.
+    """
+    picture, orientation = header
+    scale = dct_scale(header, view)
+    left, top, right, bottom = (edge / scale for edge in _stored_box(view.box, header.size, orientation))
+    if scale > 1:
+        # A request for width // scale gets exactly that scale: Pillow takes the largest that still covers it.
+        picture.draft(picture.mode, (max(1, picture.width // scale), max(1, picture.height // scale)))
+    picture.load()
+    picture = _to_channels(_to_8_bit(picture, value_range), channels, background)
+    size = (view.height, view.width) if orientation >= 5 else (view.width, view.height)
+    return _turned(picture.resize(size, resample, box=(left, top, right, bottom)), orientation)
+
+
+def dct_scale(header: Header, view: View) -> int:
+    """The largest of 1, 2, 4, 8 by which a JPEG may shrink while the view keeps a quarter more pixels than wanted."""
+    if header.picture.format not in ("JPEG", "MPO"):
+        return 1
+    left, top, right, bottom = view.box
+    room = min((right - left) / view.width, (bottom - top) / view.height) / _MARGIN
+    return next((scale for scale in _DCT_SCALES if scale <= room), 1)
+
+
+def _stored_box(
+    box: tuple[float, float, float, float], size: tuple[int, int], orientation: int
+) -> tuple[float, float, float, float]:
+    """Where a box of the upright picture lies in the stored one; size is the upright width and height."""
+    left, top, right, bottom = box
+    width, height = size
+    return {
+        1: (left, top, right, bottom),
+        2: (width - right, top, width - left, bottom),
+        3: (width - right, height - bottom, width - left, height - top),
+        4: (left, height - bottom, right, height - top),
+        5: (top, left, bottom, right),
+        6: (top, width - right, bottom, width - left),
+        7: (height - bottom, width - right, height - top, width - left),
+        8: (height - bottom, left, height - top, right),
+    }[orientation]
 
 
 def _open(data: bytes) -> Image.Image:
@@ -159,16 +288,20 @@ def _check_size(picture: Image.Image, max_pixels: int) -> None:
         )
 
 
-def _upright(picture: Image.Image) -> Image.Image:
-    """Turn by the EXIF orientation; a picture whose EXIF cannot be read is shown as stored, as viewers do."""
+def _orientation(picture: Image.Image) -> int:
+    """EXIF orientation; a picture whose EXIF cannot be read is shown as stored, as viewers do."""
     try:
-        turn = _TURNS.get(picture.getexif().get(_ORIENTATION, 1))
+        orientation = picture.getexif().get(_ORIENTATION, 1)
     except Exception:  # EXIF is a small file format of its own, with all its ways to be damaged
         _say_once("some pictures have damaged EXIF data; they are taken as upright")
+        return 1
+    return orientation if orientation in _TURNS else 1
+
+
+def _turned(picture: Image.Image, orientation: int) -> Image.Image:
+    if orientation == 1:
         return picture
-    if turn is None:
-        return picture
-    turned = picture.transpose(turn)
+    turned = picture.transpose(_TURNS[orientation])
     turned.info = picture.info
     return turned
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
+import torch
 from jaxtyping import UInt8
 from PIL import Image
-from torch import Tensor, rand
-from torchvision.transforms import InterpolationMode
+from torch import Tensor
 from torchvision.transforms.v2 import RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
-from vit.data.decode import WHITE
+from vit.data.decode import WHITE, View
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 
@@ -44,6 +44,7 @@ class Preprocessing:
             the mean.
         background: red, green, blue (0-255) behind transparent pixels.
         value_range: values of 16-bit, 32-bit and float pictures that stand for black and white.
+        orient: turn pictures upright by their EXIF orientation.
 
     Raises:
         ValueError: a value out of its range.
@@ -57,6 +58,7 @@ class Preprocessing:
     crop_mode: Literal["center", "squash", "border"] = "center"
     background: tuple[int, int, int] = WHITE
     value_range: tuple[float, float] | None = None
+    orient: bool = True
 
     def __post_init__(self) -> None:
         if min(self.size) < 1:
@@ -182,13 +184,9 @@ def evaluation_transform(preprocessing: Preprocessing) -> Transform:
     return _Evaluation(preprocessing)
 
 
-def training_transform(preprocessing: Preprocessing, augmentation: Augmentation) -> Transform:
-    """A random resized crop and flip, drawn from torch's default generator.
-
-    The filter of the resize sees the pixels just outside of the crop too, where torchvision's stops at its
-    edge.
-    """
-    return _Training(preprocessing, augmentation)
+def training_transform(preprocessing: Preprocessing, augmentation: Augmentation) -> "Training":
+    """A random resized crop and flip, drawn from torch's default generator."""
+    return Training(preprocessing, augmentation)
 
 
 class _Evaluation:
@@ -225,23 +223,34 @@ class _Evaluation:
         return F.pad(picture, padding, fill=[round(255 * value) for value in self.preprocessing.mean])
 
 
-class _Training:
+class Training:
+    """The random transform of training, in two parts: what to look at, and what to do with it.
+
+    The crop is drawn before the picture is decoded, so that no more is decoded than it needs; see
+    `vit.data.decode.decode_view`.
+    """
+
     def __init__(self, preprocessing: Preprocessing, augmentation: Augmentation) -> None:
         self.preprocessing = preprocessing
         self.flip = augmentation.flip
+        self.resample = _RESAMPLING[preprocessing.interpolation]
         self.crop = RandomResizedCrop(
-            preprocessing.size,
-            scale=augmentation.crop_scale,
-            ratio=augmentation.crop_ratio,
-            interpolation=InterpolationMode(preprocessing.interpolation),
-            antialias=True,
+            preprocessing.size, scale=augmentation.crop_scale, ratio=augmentation.crop_ratio, antialias=True
         )
 
-    def __call__(self, picture: Image.Image) -> UInt8[Tensor, "c h w"]:
-        box = self.crop.make_params([picture])
+    def view(self, width: int, height: int) -> View:
+        """Draw the crop of an upright picture of this size, as torchvision's `RandomResizedCrop` draws it."""
+        # An empty tensor with strides of 0 tells the size at no cost.
+        box = self.crop.make_params([torch.empty(1).expand(3, height, width)])
         edges = (box["left"], box["top"], box["left"] + box["width"], box["top"] + box["height"])
-        height, width = self.preprocessing.size
-        picture = picture.resize((width, height), _RESAMPLING[self.preprocessing.interpolation], box=edges)
-        if float(rand(())) < self.flip:
-            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return F.pil_to_tensor(picture)
+        return View(edges, width=self.preprocessing.size[1], height=self.preprocessing.size[0])
+
+    def finish(self, picture: Image.Image | UInt8[Tensor, "c h w"]) -> UInt8[Tensor, "c h w"]:
+        """Draw the rest and apply it to the resized crop."""
+        image = picture if isinstance(picture, Tensor) else F.pil_to_tensor(picture)
+        return image.flip(-1) if float(torch.rand(())) < self.flip else image
+
+    def __call__(self, picture: Image.Image) -> UInt8[Tensor, "c h w"]:
+        """Crop, resize and finish a decoded picture."""
+        view = self.view(*picture.size)
+        return self.finish(picture.resize((view.width, view.height), self.resample, box=view.box))
