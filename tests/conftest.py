@@ -13,17 +13,20 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 install_import_hook("vit", "typechecking.check")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+# Debian's package dataset-fashion-mnist; `.ci/run` installs it.
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselect what needs the maintainers' data where it is absent; under CI let it fail instead."""
-    if SHARED.is_dir() or os.environ.get("CI") == "true":
+    """Deselect what needs data that is absent here; under CI let it fail instead."""
+    if os.environ.get("CI") == "true":
         return
-    kept = [item for item in items if "shared" not in item.keywords]
-    if dropped := len(items) - len(kept):
-        config.hook.pytest_deselected(items=[item for item in items if "shared" in item.keywords])
-        items[:] = kept
-        config.stash[DROPPED] = dropped
+    absent = {marker for marker, place in (("shared", SHARED), ("fashion_mnist", FASHION_MNIST)) if not place.is_dir()}
+    dropped = [item for item in items if absent & set(item.keywords)]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if not absent & set(item.keywords)]
+        config.stash[DROPPED] = len(dropped)
 
 
 DROPPED: pytest.StashKey[int] = pytest.StashKey()
@@ -33,7 +36,8 @@ def pytest_terminal_summary(terminalreporter, config):
     """Say what was left out."""
     if dropped := config.stash.get(DROPPED, 0):
         terminalreporter.write_line(
-            f"{dropped} tests deselected: they need the maintainers' weights and data, which a clone does not have."
+            f"{dropped} tests deselected: they need the maintainers' weights and data, which a clone does not have, "
+            "or Debian's package dataset-fashion-mnist."
         )
 
 
@@ -42,6 +46,13 @@ def shared() -> Path:
     """The maintainers' weights and data."""
     assert SHARED.is_dir(), f"the maintainers' weights and data are expected at {SHARED}"
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def fashion_mnist() -> Path:
+    """Debian's Fashion-MNIST."""
+    assert FASHION_MNIST.is_dir(), f"expected {FASHION_MNIST}: apt-get install dataset-fashion-mnist"
+    return FASHION_MNIST
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -212,3 +212,18 @@ def test_a_name_spelled_in_two_ways_of_unicode_is_one_class(plant):
 def test_a_split_seed_out_of_the_ordinary_is_taken(plant):
     root = plant({"a": 4, "b": 4})
     assert len(table(root, split_seed=-5)) == 8
+
+
+def test_nested_folders_are_classes_of_their_own_if_asked(plant):
+    root = plant({"dog/terrier": 3, "dog/poodle": 3, "cat": 3})
+    assert table(root).classes == ("cat", "dog")
+    t = table(root, nested=True)
+    assert t.classes == ("cat", "dog/poodle", "dog/terrier")
+    assert all(t.name(i).rpartition("/")[0] == t.classes[t.label(i)] for i in t.rows())
+    split = plant({"train/dog/terrier": 2, "train/dog": 2, "val/dog/terrier": 1}, root.parent / "split")
+    t = table(split, nested=True)
+    assert t.classes == ("dog", "dog/terrier")
+    assert t.labels("val").tolist() == [1]
+    plant({"dog/empty": 0}, root)
+    with pytest.raises(ValueError, match="none in dog/empty"):
+        table(root, nested=True)

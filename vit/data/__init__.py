@@ -8,6 +8,7 @@ from vit.data.csv_table import Table
 from vit.data.decode import DecodeError
 from vit.data.digits import Digits
 from vit.data.folder import Folder
+from vit.data.idx import IDX, MNIST, FashionMNIST
 from vit.data.source import Source
 from vit.data.split import read_split, write_split
 from vit.data.table import DataTable, Rows, write_table
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
 __all__ = [
     "CIFAR10",
     "CIFAR100",
+    "IDX",
+    "MNIST",
     "Augmentation",
     "Batch",
     "DataTable",
     "DecodeError",
     "Digits",
+    "FashionMNIST",
     "Folder",
     "ImageDataModule",
     "Preprocessing",

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int, UInt64
 from numpy import ndarray
 
 TRAIN, VAL, TEST = range(3)
+_PIECE = 65_536
 
 
 def held_out(size: int, val: float, test: float) -> tuple[int, int]:
@@ -109,8 +110,12 @@ def fold_numbers(
 def hashed(names: Sequence[bytes], seed: int) -> UInt64[ndarray, " n"]:
     """A number per name, the same on every machine; another seed gives other numbers."""
     salt = seed.to_bytes(8, "little", signed=True)
-    digests = b"".join(hashlib.blake2b(name, digest_size=8, key=salt).digest() for name in names)
-    return np.frombuffer(digests, dtype=">u8").astype(np.uint64)
+    keys = np.empty(len(names), dtype=np.uint64)
+    for start in range(0, len(names), _PIECE):  # in pieces, since digests are larger than their numbers
+        piece = names[start : start + _PIECE]
+        digests = b"".join(hashlib.blake2b(name, digest_size=8, key=salt).digest() for name in piece)
+        keys[start : start + len(piece)] = np.frombuffer(digests, dtype=">u8")
+    return keys
 
 
 @dataclass(frozen=True, kw_only=True)
