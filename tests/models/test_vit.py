@@ -287,7 +287,11 @@ def test_encode_takes_a_selection_of_tokens_and_masks(randomise):
     assert torch.equal(causal[0][:, :-1], causal[1][:, :-1])
 
 
-@pytest.mark.parametrize("preset", ["attention", "registers", "post-norm", "rotary", "quadratic"])
+def slow(*presets):
+    return [pytest.param(preset, marks=pytest.mark.slow) for preset in presets]
+
+
+@pytest.mark.parametrize("preset", ["rotary", *slow("attention", "registers", "post-norm", "quadratic")])
 def test_the_model_compiles_into_one_graph(preset, randomise, as_users_run):
     model = randomise(build(**PRESETS[preset]))
     torch._dynamo.reset()
@@ -307,7 +311,7 @@ def test_the_model_exports_with_a_dynamic_batch(fused, randomise):
         torch.testing.assert_close(exported(x), model(x))
 
 
-@pytest.mark.parametrize("preset", ["paper", "rotary", "sine", "two axes at every layer"])
+@pytest.mark.parametrize("preset", ["paper", *slow("rotary", "sine", "two axes at every layer")])
 def test_a_dynamic_model_exports_with_dynamic_batch_height_and_width(preset, randomise, as_users_run):
     model = randomise(build(dynamic_size=True, **PRESETS[preset]))
     free = torch.export.Dim.DYNAMIC
