@@ -30,6 +30,24 @@ def quickstart() -> list[str]:
     return [*lines, "", f"Mean {mean(accuracies):.2f} %, sd {stdev(accuracies):.2f}. {machine(records[0])}"]
 
 
+def pretrained() -> list[str]:
+    """What pre-trained weights are worth."""
+    path = RECORDS / "pretrained.json"
+    if not path.exists():
+        return ["Not measured."]
+    record = json.loads(path.read_text(encoding="utf-8"))
+    lines = ["| start | test accuracy | 95 % interval | pictures |", "|---|---|---|---|"]
+    for name, r in record["results"].items():
+        interval = f"{100 * r['acc_95'][0]:.1f} to {100 * r['acc_95'][1]:.1f} %"
+        lines.append(f"| {name} | {100 * r['acc']:.2f} % | {interval} | {r['pictures']} |")
+    what = (
+        f"Fashion-MNIST, {record['pictures_per_class']['train']} training pictures a class, "
+        f"{record['epochs']} epochs at {record['image_size']} pixels, weights {record['weights']}, "
+        f"seed {record['seed']}."
+    )
+    return [what, "", *lines, "", machine(record)]
+
+
 def startup() -> list[str]:
     """What one waits for."""
     path = RECORDS / "startup.json"
@@ -59,6 +77,10 @@ def page() -> str:
         "## Quickstart: handwritten digits from scratch",
         "",
         *quickstart(),
+        "",
+        "## Pre-trained weights against the same run from scratch",
+        "",
+        *pretrained(),
         "",
         "## Waiting for the command line",
         "",

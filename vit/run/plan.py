@@ -1,5 +1,6 @@
 """What a run is going to do, worked out and printed before it starts, with reasons."""
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,13 +173,7 @@ def _training_lines(model: Classifier, trainer: dict[str, Any], batches: int) ->
     first = "  ".join(rates)
     lines = {
         "steps": [steps],
-        "optimizer": [
-            f"{optim.name}, "
-            + ", ".join(
-                _with_reason(f"{name} {getattr(optim, name):g}", reasons.get(f"optim.{name}"))
-                for name in ("lr", "weight_decay", "layer_decay", "clip")
-            )
-        ],
+        "optimizer": [f"{optim.name}, {_optimizer_line(model)}"],
         "schedule": [
             _with_reason(f"warm-up of {made.warmup} steps", reasons.get("schedule.warmup"))
             + f", then cosine to {schedule.final:g} of the highest rate at step {made.total:,}",
@@ -189,6 +184,16 @@ def _training_lines(model: Classifier, trainer: dict[str, Any], batches: int) ->
     if trainer["max_epochs"] is not None and total == 0:
         raise ValueError("expected at least 1 optimizer step, but the run has none: raise trainer.max_epochs.")
     return lines
+
+
+def _optimizer_line(model: Classifier) -> str:
+    """Values of the optimizer; neighbours that have one reason share it."""
+    optim, _, reasons = model.resolved
+    names = ("lr", "weight_decay", "layer_decay", "clip")
+    parts = []
+    for reason, group in itertools.groupby(names, key=lambda name: reasons.get(f"optim.{name}")):
+        parts.append(_with_reason(", ".join(f"{name} {getattr(optim, name):g}" for name in group), reason))
+    return ", ".join(parts)
 
 
 def _moments(total: int) -> list[tuple[float, int]]:
