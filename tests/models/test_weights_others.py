@@ -265,7 +265,9 @@ def test_the_papers_own_files_are_read(kind, tmp_path, randomise, error_of):
     options, wrap = ORIGINALS[kind]
     model = build(randomise, **{"num_classes": 0, **options})
     torch.save(wrap(model.state_dict()), tmp_path / "checkpoint")
-    assert equal(load_weights(str(tmp_path / "checkpoint")).model, model, error_of)
+    loaded = load_weights(str(tmp_path / "checkpoint"))
+    assert equal(loaded.model, model, error_of)
+    assert loaded.model.config.position_antialias == (kind != "DINOv2")
 
 
 def test_dinov2_with_registers_has_positions_for_the_class_token_only(tmp_path, randomise, error_of):

@@ -37,6 +37,8 @@ def from_timm_names(state: State, said: Mapping[str, Any]) -> Found:
     found = Found(
         family="timm", state={}, preprocessing=dict(IMAGENET), options={"norm_eps": 1e-6, "activation": "gelu"}
     )
+    if "mask_token" in state and state["mask_token"].ndim == 2 and "register_tokens" not in state:
+        found.options["position_antialias"] = False  # DINOv2's own file, whose code resamples without
     state = drop(state, r"^(decoder_|mask_token$|masked_embed$)", "for pre-training only", found.dropped)
     state = drop(state, r"^head\.(mlp|last_layer|\d)", "projection head of self-distillation", found.dropped)
     state = drop(state, r"^head_dist\.", "head of the distillation token", found.dropped)
