@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 VERBS = {
+    "check": ("vit.api:check_command", "look for damage, duplicates and leaks: vit check ROOT"),
     "fit": ("vit.api:fit_command", "train: vit fit --config quickstart"),
     "validate": ("vit.api:validate_command", "score a run on its val split: vit validate RUN"),
     "test": ("vit.api:test_command", "score a run on its test split: vit test RUN"),
@@ -57,8 +58,10 @@ def _call(verb: str, words: list[str]) -> int:
             ) from error
     except KeyboardInterrupt:
         return 130
-    except ValueError as error:
-        if os.environ.get("VIT_TRACEBACK"):
+    except Exception as error:
+        # Lightning says with its own exception that options do not go together; it is not imported here.
+        bad_input = isinstance(error, ValueError) or type(error).__name__ == "MisconfigurationException"
+        if not bad_input or os.environ.get("VIT_TRACEBACK"):
             raise
         return _complain(f"vit {verb}: {error}")
     return int(result or 0)

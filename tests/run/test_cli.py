@@ -87,6 +87,10 @@ BAD = {
     "a warm-up longer than the run": (["-c", "quickstart", "--model.schedule.warmup", "9999"], "at most the"),
     "a wrong name": (["-c", "quickstart", "--name", "a/b"], "a/b"),
     "a wrong precision": (["-c", "quickstart", "--trainer.precision", "17"], "one of"),
+    "options of the Trainer that do not go together": (
+        ["-c", "quickstart", "--trainer.accelerator=cpu", "--trainer.enable_checkpointing=false"],
+        "enable_checkpointing",
+    ),
     "no epochs": (["-c", "quickstart", "--trainer.max_epochs", "0"], "at least 1 optimizer step"),
 }
 
@@ -160,6 +164,12 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(capsys, tmp_path, monkeypa
         assert part in out
     assert "precision" in out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trial_run_of_lightnings_ends_well_and_leaves_nothing(capsys, tiny, tmp_path):
+    code, out, _ = run(capsys, "fit", *tiny, "--trainer.fast_dev_run=true")
+    assert code == 0
+    assert "no checkpoint was written" in out
 
 
 def test_two_runs_in_a_row_keep_both(capsys, tiny):  # D1

@@ -63,12 +63,31 @@ def photos(tmp_path):
     return root
 
 
-def words_for(name, pretrained, cifar, photos):
+@pytest.fixture
+def imagenet(tmp_path):
+    """ImageNet's folders, for the classes of the small subsets."""
+    subsets = subset_synsets()
+    for k, synset in enumerate(sorted({*subsets["imagenette"], *subsets["imagenet100"]})):
+        for folder, count in (("train", 2), ("val", 1)):
+            (tmp_path / "imagenet" / folder / synset).mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", (40, 32), (2 * k, 90 * i, 0)).save(
+                    tmp_path / "imagenet" / folder / synset / f"{i}.JPEG"
+                )
+    return tmp_path / "imagenet"
+
+
+def words_for(name, pretrained, cifar, photos, imagenet):
     from_archive = [f"--data.root={cifar}", "--data.checksum=false", "--data.download=false"]
     return {
         "quickstart": [],
         "finetune_folder": [f"--data.root={photos}", f"--model.weights={pretrained}", "--model.encoder.image_size=32"],
         "cifar10_scratch": [*from_archive, "--model.encoder.depth=2"],
+        "imagenette_finetune": [f"--data.root={imagenet}", f"--model.weights={pretrained}", "--data.batch_size=5"],
+        "imagenet100_pretrain": [f"--data.root={imagenet}", "--model.encoder.image_size=32", "--data.batch_size=8"]
+        + ["--model.encoder.depth=1"],
+        "imagenet_subset_finetune": [f"--data.root={imagenet}", f"--model.weights={pretrained}", "--data.batch_size=2"]
+        + ["--data.first=4", "--data.fraction=1"],
         "cifar100_finetune": [*from_archive, f"--model.weights={pretrained}"],
         # 384 pixels with the paper's batch of 512 would take minutes here.
         "paper_finetune": [
@@ -83,8 +102,8 @@ def words_for(name, pretrained, cifar, photos):
 
 
 @pytest.mark.parametrize("name", config_names())
-def test_a_configuration_takes_two_steps_and_leaves_a_whole_run(name, tmp_path, pretrained, cifar, photos):
-    words = ["--config", name, *STEPS, *words_for(name, pretrained, cifar, photos)]
+def test_a_configuration_takes_two_steps_and_leaves_a_whole_run(name, tmp_path, pretrained, cifar, photos, imagenet):
+    words = ["--config", name, *STEPS, *words_for(name, pretrained, cifar, photos, imagenet)]
     run = session.fit([*words, f"--trainer.default_root_dir={tmp_path / 'outputs'}"])
     assert run.record["steps"] == 2
     assert run.record["name"] == name

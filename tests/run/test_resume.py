@@ -130,6 +130,7 @@ def test_typed_options_win_over_the_checkpoint_when_a_run_goes_on(tmp_path, tiny
     assert groups[0]["lr"] == pytest.approx(0.0, abs=0.5)
     with pytest.raises(ValueError, match="differs in width: checkpoint 16, now 32"):
         session.fit(["--model.encoder.width=32", "--trainer.max_epochs=3"], resume=str(run.path))
+    assert session.fit(["--trainer.max_epochs=3"], resume=str(run.path)).record["epochs"] == 3
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not(tiny):  # C22

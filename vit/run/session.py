@@ -9,13 +9,15 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from jsonargparse import Namespace
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import Logger
 
 from vit.data.module import ImageDataModule
@@ -79,8 +81,10 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
         try:
             has_val = not isinstance(data, ImageDataModule) or bool(data.table.rows("val"))
             trainer = _trainer(options, model, run, has_val=has_val)
-            if first_process:
-                _write_start(run, options, model, data, str(plan), args, resumed=resume is not None)
+            begin = partial(_write_start, run, options, model, data, str(plan), args, resumed=resume is not None)
+            # Only after a checkpoint was read: one that does not fit must not change the record of its run.
+            callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+            callbacks.append(LambdaCallback(on_train_start=lambda *_: begin() if first_process else None))
             started = time.monotonic()
             with interruptible(trainer, run):
                 trainer.fit(model, datamodule=data, ckpt_path=str(run.last) if resume else None, weights_only=True)
@@ -266,6 +270,9 @@ def _finish(
     seconds: float,
 ) -> None:
     """Evaluate the best checkpoint, write predictions, the model folder and the record, say what comes next."""
+    if not (run.best.exists() or run.last.exists()):
+        print("\nno checkpoint was written, as with trainer.fast_dev_run; there is nothing to evaluate")
+        return
     best = run.best if run.best.exists() else run.last
     chosen: dict[str, Any] = {"file": best.name, "chosen_by": None, "split": None}
     if best == run.best:

@@ -281,6 +281,7 @@ class Classifier(LightningModule):
 
 _WITHOUT_WEIGHTS = (
     "init_std",
+    "position_antialias",
     "dropout",
     "position_dropout",
     "attention_dropout",
