@@ -32,6 +32,14 @@ def interruptible(trainer: Trainer, run: RunFolder) -> Iterator[None]:
 
 
 def say_next(run: RunFolder, values: dict[str, Any] | None, seconds: float, *, has_test: bool) -> None:
+    """Print the result of a fit, where it lies, and what to try next.
+
+    Args:
+        run: its folder.
+        values: numbers of the val split; None where there is none.
+        seconds: time of training.
+        has_test: whether there are test pictures.
+    """
     shown = as_typed(run.path)
     print(f"\ntrained in {seconds:.1f} s")
     if values is not None:
@@ -48,6 +56,9 @@ def say_next(run: RunFolder, values: dict[str, Any] | None, seconds: float, *, h
 
 
 def result_line(split: str, values: dict[str, Any]) -> str:
+    """One line with the numbers of a split and the interval of the accuracy; for others' modules what they log."""
+    if "acc_95" not in values:
+        return f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in values.items())
     low, high = (100 * value for value in values["acc_95"])
     return (
         f"{split} accuracy {100 * values['acc']:.2f} % (95 % interval {low:.2f} to {high:.2f}) "
