@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vit.data.imagenet import subset_synsets
 from vit.models.artifact import load_model, save_model
 from vit.models.sizes import vit_config
 from vit.models.vit import VisionTransformer
@@ -79,15 +80,15 @@ def imagenet(tmp_path):
 
 def words_for(name, pretrained, cifar, photos, imagenet):
     from_archive = [f"--data.root={cifar}", "--data.checksum=false", "--data.download=false"]
+    from_folders = [f"--data.root={imagenet}"]
+    smaller, few = ["--model.encoder.image_size=32", "--model.encoder.depth=1"], ["--data.first=4", "--data.fraction=1"]
     return {
         "quickstart": [],
         "finetune_folder": [f"--data.root={photos}", f"--model.weights={pretrained}", "--model.encoder.image_size=32"],
         "cifar10_scratch": [*from_archive, "--model.encoder.depth=2"],
-        "imagenette_finetune": [f"--data.root={imagenet}", f"--model.weights={pretrained}", "--data.batch_size=5"],
-        "imagenet100_pretrain": [f"--data.root={imagenet}", "--model.encoder.image_size=32", "--data.batch_size=8"]
-        + ["--model.encoder.depth=1"],
-        "imagenet_subset_finetune": [f"--data.root={imagenet}", f"--model.weights={pretrained}", "--data.batch_size=2"]
-        + ["--data.first=4", "--data.fraction=1"],
+        "imagenette_finetune": [*from_folders, f"--model.weights={pretrained}", "--data.batch_size=5"],
+        "imagenet100_pretrain": [*from_folders, *smaller, "--data.batch_size=8"],
+        "imagenet_subset_finetune": [*from_folders, f"--model.weights={pretrained}", *few, "--data.batch_size=2"],
         "cifar100_finetune": [*from_archive, f"--model.weights={pretrained}"],
         # 384 pixels with the paper's batch of 512 would take minutes here.
         "paper_finetune": [

@@ -9,6 +9,7 @@ from vit.data.decode import DecodeError
 from vit.data.digits import Digits
 from vit.data.folder import Folder
 from vit.data.idx import IDX, MNIST, FashionMNIST
+from vit.data.imagenet import ImageNet
 from vit.data.source import Source
 from vit.data.split import read_split, write_split
 from vit.data.table import DataTable, Rows, write_table
@@ -30,6 +31,7 @@ __all__ = [
     "FashionMNIST",
     "Folder",
     "ImageDataModule",
+    "ImageNet",
     "Preprocessing",
     "Rows",
     "Source",

@@ -95,7 +95,7 @@ def scan_folder(root: Path, *, classes: tuple[str, ...] | None = None, nested: b
         for code, name in split_folders.items():
             inner, inner_loose = entries_of(scan, str(root / name))
             _refuse_split_names(root / name, inner)
-            skip_loose(scan, inner_loose)
+            _skip_loose(scan, inner_loose)
             found[code] = class_pictures(scan, name, inner)
     else:
         if not folders:
@@ -103,7 +103,7 @@ def scan_folder(root: Path, *, classes: tuple[str, ...] | None = None, nested: b
             raise ValueError(f"{EXPECTED_TREE}\nbut {root} holds {came}. Sort the pictures into class folders.")
         _refuse_split_level(root, folders)
         found[UNASSIGNED] = class_pictures(scan, "", folders)
-    skip_loose(scan, loose)
+    _skip_loose(scan, loose)
     names = _class_names(root, found, classes)
     say(scan)
     return _rows(scan, found, names)
@@ -170,7 +170,7 @@ def entries_of(scan: Scan, folder: str) -> tuple[list[str], list[str]]:
     return sorted(folders), sorted(pictures)
 
 
-def skip_loose(scan: Scan, pictures: list[str]) -> None:
+def _skip_loose(scan: Scan, pictures: list[str]) -> None:
     if pictures:
         scan.skipped["pictures outside of class folders"] += len(pictures)
 
@@ -270,6 +270,7 @@ def _rows(scan: Scan, found: dict[int, dict[str, list[bytes]]], names: tuple[str
 
 
 def say(scan: Scan) -> None:
+    """Log what was left out, in one line."""
     parts = [f"{count} {suffix}" for suffix, count in sorted(scan.skipped.items())]
     parts += [f"{count} hidden ({name})" for name, count in sorted(scan.hidden.items())]
     parts += scan.unused

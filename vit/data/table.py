@@ -251,18 +251,30 @@ def write_table(rows: Rows) -> DataTable:
     }
     codes = pa.array(rows.splits[order].astype(np.int8))
     columns = {
-        "path": pa.array((rows.paths[i] for i in order), pa.large_binary(), size=len(order)),
+        "path": _bytes_array(rows.paths, order),
         "label": _label_array(rows.labels, order),
         "split": pa.DictionaryArray.from_arrays(codes, pa.array(SPLITS)),
     }
     if rows.images is not None:
-        columns["image"] = pa.array((rows.images[i] for i in order), pa.large_binary(), size=len(order))
+        columns["image"] = _bytes_array(rows.images, order)
     if rows.groups is not None:
         columns["group"] = pa.array([rows.groups[i] for i in order], pa.string())
     if rows.weights is not None:
         columns["weight"] = pa.array(rows.weights[order], pa.float32())
-    batch = pa.RecordBatch.from_pydict(columns)
-    return DataTable(_write(batch.replace_schema_metadata({_METADATA: json.dumps(meta)})))
+    batch = pa.RecordBatch.from_pydict(columns).replace_schema_metadata({_METADATA: json.dumps(meta)})
+    del columns
+    file = _write(batch)
+    del batch
+    pa.default_memory_pool().release_unused()
+    return DataTable(file)
+
+
+def _bytes_array(values: list[bytes], order: Int[ndarray, " n"]) -> pa.Array:
+    """Values as one Arrow array; joined at once, since a growing one takes twice the memory."""
+    ends = np.zeros(len(order) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter((len(values[i]) for i in order), np.int64, len(order)), out=ends[1:])
+    data = pa.py_buffer(b"".join([values[i] for i in order]))
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(order), [None, pa.py_buffer(ends), data])
 
 
 def _label_array(labels: Any, order: Int[ndarray, " n"]) -> pa.Array:
