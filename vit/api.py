@@ -129,3 +129,32 @@ def predict_command(words: Sequence[str]) -> int:
     from vit.deploy.predict import command
 
     return command(words)
+
+
+def check_command(words: Sequence[str]) -> int:
+    """`vit check ROOT`, or `vit check --data SOURCE --data.OPTION VALUE ...`."""
+    from jsonargparse import ArgumentParser
+
+    from vit.data import Source
+    from vit.data.audit_report import check
+    from vit.run.messages import plain_message
+    from vit.run.options import data_sources
+
+    class Parser(ArgumentParser):
+        def error(self, message: str, ex: Exception | None = None) -> Any:
+            names = [name.lstrip("-") for action in self._actions for name in action.option_strings]
+            raise ValueError(plain_message(message, names, data_sources())) from None
+
+    rooted = bool(words) and not words[0].startswith("-")
+    given = ["--data=Folder", f"--data.root={words[0]}", *words[1:]] if rooted else list(words)
+    parser = Parser(
+        prog="vit check",
+        usage="vit check ROOT [--out FOLDER] [--write_split FILE], or vit check --data SOURCE --data.OPTION VALUE ...",
+        description="Decode every picture once and report what is wrong. Exit code 1 when there are errors.",
+    )
+    parser.add_argument("--out", type=str, default=".", help="Folder for check.csv and check.html.")
+    parser.add_argument("--write_split", type=str | None, help="Write the splits without leaks to this file.")
+    parser.add_subclass_arguments(Source, "data", required=True)
+    options = parser.parse_args(given)
+    source = parser.instantiate(options).data
+    return 1 if check(source, out=options.out, write_manifest=options.write_split).errors else 0
