@@ -218,21 +218,83 @@ def test_mutated_pickles_give_values_or_a_clear_error(seed):
 
 
 # H4
-def test_members_that_climb_out_are_never_written(tmp_path):
-    archive = tmp_path / "box" / "cifar-10-python.tar.gz"
-    archive.parent.mkdir()
-    with tarfile.open(archive, "w:gz") as tar:
-        for name in ("../escaped", "/tmp/vit-escaped", "cifar-10-batches-py/../../escaped"):
-            member = tarfile.TarInfo(name)
-            member.size = 1
-            tar.addfile(member, io.BytesIO(b"x"))
-        link = tarfile.TarInfo("cifar-10-batches-py/test_batch")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        tar.addfile(link)
-    with pytest.raises(ValueError, match=r"it lacks .*test_batch"):
-        source(archive).table()
-    assert sorted(p.name for p in tmp_path.rglob("*")) == ["box", "cifar-10-python.tar.gz"]
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("../escaped", tarfile.REGTYPE),
+        ("/tmp/vit-escaped", tarfile.REGTYPE),
+        ("cifar-10-batches-py/../../escaped", tarfile.REGTYPE),
+        ("cifar-10-batches-py/test_batch", tarfile.SYMTYPE),
+        ("cifar-10-batches-py/extra", tarfile.LNKTYPE),
+    ],
+)
+def test_archives_with_members_that_climb_out_are_refused_and_nothing_is_written(tmp_path, name, kind):
+    archive = pack(tmp_path / "whole.tar.gz", "cifar-10-batches-py", cifar10_files())
+    with tarfile.open(archive) as whole, tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as tar:
+        for member in whole:
+            tar.addfile(member, whole.extractfile(member))
+        bad = tarfile.TarInfo(name)
+        bad.type, bad.linkname = kind, "/etc/passwd"
+        tar.addfile(bad)
+    archive.unlink()
+    with pytest.raises(ValueError, match=r"but it holds .*(outside of it|no file but a link)"):
+        source(tmp_path).table()
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["cifar-10-python.tar.gz"]
     assert not Path("/tmp/vit-escaped").exists()
+
+
+def binary(count: int, seed: int, *labels: list[int]) -> bytes:
+    """Label bytes, then the red, green and blue plane, picture by picture."""
+    columns = [np.array(part, np.uint8)[:, None] for part in labels]
+    return np.concatenate([*columns, pixels(count, seed)], axis=1).tobytes()
+
+
+def binary_files(kind) -> tuple[str, str, dict[str, bytes]]:
+    if kind is CIFAR10:
+        names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+        files = {name: binary(12, seed, [i % 3 for i in range(12)]) for seed, name in enumerate(names)}
+        files["batches.meta.txt"] = b"airplane\nautomobile\nbird\n\n"
+        return "cifar-10-binary.tar.gz", "cifar-10-batches-bin", files
+    files = {}
+    for seed, (name, count) in enumerate([("train", 40), ("test", 12)]):
+        fine = [i % 4 for i in range(count)]
+        files[f"{name}.bin"] = binary(count, seed, [min(label, 1) for label in fine], fine)
+    files |= {"fine_label_names.txt": b"\n".join(FINE), "coarse_label_names.txt": b"\n".join(COARSE)}
+    return "cifar-100-binary.tar.gz", "cifar-100-binary", files
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("kind", "options"), [(CIFAR10, {}), (CIFAR100, {}), (CIFAR100, {"labels": "coarse"})])
+def test_the_binary_form_gives_what_the_python_form_gives(tmp_path, kind, options, packed):
+    archive, base, files = binary_files(kind)
+    if packed:
+        pack(tmp_path / archive, base, files)
+    else:
+        unpack(tmp_path / base, files)
+    python = unpack(tmp_path / "py" / "x", cifar10_files() if kind is CIFAR10 else cifar100_files())
+    ours, theirs = source(tmp_path, kind, **options).table(), source(python, kind, **options).table()
+    assert ours.classes == theirs.classes
+
+    def rows(t):
+        return {(t.name(i).replace(".bin", ""), t.label(i), t.read(i), t.split(i) == "test") for i in t.rows()}
+
+    assert rows(ours) == rows(theirs)
+    assert len(ours.rows("val")) == len(theirs.rows("val"))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_binary_form_is_checked_too(tmp_path, packed):
+    archive, base, files = binary_files(CIFAR10)
+    root = pack(tmp_path / archive, base, files) if packed else unpack(tmp_path / base, files)
+    message = r"published checksum c32a1d4ab5" if packed else r"official 30,730,000 bytes"
+    with pytest.raises(ValueError, match=rf"{message}.*data\.checksum"):
+        CIFAR10(root=str(root), download=False).table()
+    files["test_batch.bin"] = files["test_batch.bin"][:-1]
+    with pytest.raises(ValueError, match=r"multiple of 3,073 bytes in test_batch.bin"):
+        source(unpack(tmp_path / "short", files)).table()
+    files["test_batch.bin"] = binary(12, 0, [7] * 12)
+    with pytest.raises(ValueError, match=r"labels from 0 to 2"):
+        source(unpack(tmp_path / "labels", files)).table()
 
 
 def test_the_published_checksum_is_asked_for(tmp_path):
@@ -272,7 +334,7 @@ def test_batches_that_do_not_fit_are_refused(tmp_path, change, message):
 
 
 def test_a_missing_archive_names_the_file_and_the_place(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=rf"cifar-10-python\.tar\.gz .*in {tmp_path}.*{PublishedCIFAR10.url}"):
+    with pytest.raises(ValueError, match=rf"cifar-10-python\.tar\.gz.* in {tmp_path}.*{PublishedCIFAR10.url}"):
         CIFAR10(root=str(tmp_path), download=False).table()
 
     def no_network(*args, **options):

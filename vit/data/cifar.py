@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from their official Python archives, read without running code in them."""
+"""CIFAR-10 and CIFAR-100 from their official archives, Python or binary, read without running code in them."""
 
 import hashlib
 import io
@@ -8,7 +8,7 @@ import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import UInt8
@@ -16,11 +16,13 @@ from numpy import ndarray
 from torchvision.datasets import cifar as published
 from torchvision.datasets.utils import download_url
 
+from vit.data.cifar_binary import BINARY_10, BINARY_100, BinaryForm, check_official, read_binary
 from vit.data.source import Source
 from vit.data.stratify import TEST, TRAIN
 from vit.data.table import Rows, cache_folder
 
 _SIDE = 32
+_Batch: TypeAlias = tuple[str, int, UInt8[ndarray, "n h w c"], list[int]]
 _MOST_BYTES = 200_000_000  # the largest official file, CIFAR-100's train, has 155 MB
 
 
@@ -28,8 +30,8 @@ _MOST_BYTES = 200_000_000  # the largest official file, CIFAR-100's train, has 1
 class CIFAR10(Source):
     """CIFAR-10: 60,000 pictures of 32x32 pixels, 10 classes.
 
-    The official test set is test; val is split off train. Packed or unpacked, nothing is written but the
-    table.
+    The official test set is test; val is split off train. Python or binary form, packed or unpacked, nothing is
+    written but the table.
 
     Args:
         root: folder of the archive or of the unpacked batches, or the archive itself; default a folder in the
@@ -40,6 +42,7 @@ class CIFAR10(Source):
     """
 
     _published: ClassVar[type[published.CIFAR10]] = published.CIFAR10
+    _binary: ClassVar[BinaryForm] = BINARY_10
 
     root: str | None = None
     download: bool = True
@@ -51,24 +54,18 @@ class CIFAR10(Source):
         Raises:
             ValueError: it is missing and cannot be fetched, or holds anything but pictures and labels.
         """
-        place, files = self._files()
-        names_key, label_key = self._keys()
-        meta = self._published.meta["filename"]
-        classes = tuple(name.decode() for name in _entry(read_plain(files[meta], meta), names_key, list, meta))
+        place, binary = self._found()
+        classes, batches = self._binary_batches(place) if binary else self._python_batches(place)
         images: list[bytes] = []
         paths: list[bytes] = []
         labels: list[int] = []
         splits: list[int] = []
-        for names, split in ((self._published.train_list, TRAIN), (self._published.test_list, TEST)):
-            for name, _ in names:
-                batch = read_plain(files[name], name)
-                pixels = _pixels(_entry(batch, b"data", ndarray, name), name)
-                batch_labels = _entry(batch, label_key, list, name)
-                _check_labels(batch_labels, len(pixels), len(classes), name)
-                images += as_ppm(pixels)
-                labels += batch_labels
-                paths += [f"{name}/{number:05d}".encode() for number in range(len(pixels))]
-                splits += [split] * len(pixels)
+        for name, split, pixels, batch_labels in batches:
+            _check_labels(batch_labels, len(pixels), len(classes), name)
+            images += as_ppm(pixels)
+            labels += batch_labels
+            paths += [f"{name}/{number:05d}".encode() for number in range(len(pixels))]
+            splits += [split] * len(pixels)
         return Rows(
             classes=classes,
             root=place,
@@ -82,22 +79,44 @@ class CIFAR10(Source):
         """Names of the class list in the meta file and of the labels in a batch."""
         return b"label_names", b"labels"
 
-    def _files(self) -> tuple[Path, dict[str, bytes]]:
-        """Where the batches lie, and each by name, checked."""
+    def _label_byte(self) -> int:
+        """Which label byte of the binary form counts."""
+        return 0
+
+    def _found(self) -> tuple[Path, bool]:
+        """Where the data lie, and whether in binary form."""
         official = self._published
         root = Path(self.root).expanduser().absolute() if self.root else cache_folder() / "downloads"
-        sums = {name: md5 for name, md5 in official.train_list + official.test_list}
-        sums[official.meta["filename"]] = official.meta["md5"]
         place = self._place(root)
         if place is None and self.download:
             _download(official, root)
             place = self._place(root)
         if place is None:
             raise ValueError(
-                f"expected {official.filename} or the unpacked folder {official.base_folder}/ in {root}, "
-                f"but neither is there. Put the archive there (from {official.url}), or set data.download to "
-                "true."
+                f"expected {official.filename}, {self._binary.archive} or an unpacked folder {official.base_folder}/ "
+                f"or {self._binary.base}/ in {root}, but none is there. Put the archive there (from {official.url}), "
+                "or set data.download to true."
             )
+        return place
+
+    def _place(self, root: Path) -> tuple[Path, bool] | None:
+        forms = (
+            (False, self._published.base_folder, self._published.test_list[0][0], self._published.filename),
+            (True, self._binary.base, self._binary.test[0], self._binary.archive),
+        )
+        if root.is_file():
+            return root, "binary" in root.name
+        for binary, base, first, _ in forms:
+            for folder in (root, root / base):
+                if (folder / first).is_file():
+                    return folder, binary
+        return next(((root / name, binary) for binary, _, _, name in forms if (root / name).is_file()), None)
+
+    def _python_batches(self, place: Path) -> tuple[tuple[str, ...], list[_Batch]]:
+        """Class names, and each batch as name, split, pixels, labels."""
+        official = self._published
+        sums = {name: md5 for name, md5 in official.train_list + official.test_list}
+        sums[official.meta["filename"]] = official.meta["md5"]
         read = _read_folder if place.is_dir() else _read_archive
         files = read(place, official.base_folder, list(sums))
         for name, data in files.items():
@@ -107,18 +126,31 @@ class CIFAR10(Source):
                     "file of that name. Fetch the archive again, or set data.checksum to false for "
                     "one of your own."
                 )
-        return place, files
+        names_key, label_key = self._keys()
+        meta = official.meta["filename"]
+        classes = tuple(name.decode() for name in _entry(read_plain(files[meta], meta), names_key, list, meta))
+        batches: list[_Batch] = []
+        for names, split in ((official.train_list, TRAIN), (official.test_list, TEST)):
+            for name, _ in names:
+                batch = read_plain(files[name], name)
+                pixels = _pixels(_entry(batch, b"data", ndarray, name), name)
+                batches.append((name, split, pixels, _entry(batch, label_key, list, name)))
+        return classes, batches
 
-    def _place(self, root: Path) -> Path | None:
-        base = self._published.base_folder
-        first = self._published.test_list[0][0]
-        if root.is_file():
-            return root
-        for folder in (root, root / base):
-            if (folder / first).is_file():
-                return folder
-        archive = root / self._published.filename
-        return archive if archive.is_file() else None
+    def _binary_batches(self, place: Path) -> tuple[tuple[str, ...], list[_Batch]]:
+        """The same from the binary form."""
+        form, which = self._binary, self._label_byte()
+        read = _read_folder if place.is_dir() else _read_archive
+        files = read(place, form.base, form.files)
+        if self.checksum:
+            check_official(form, place, files)
+        classes = tuple(files[form.names[which]].decode("ascii", "replace").split())
+        batches: list[_Batch] = []
+        for names, split in ((form.train, TRAIN), (form.test, TEST)):
+            for name in names:
+                rows, labels = read_binary(files[name], len(form.names), which, name)
+                batches.append((name, split, _pixels(rows, name), labels))
+        return classes, batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +162,15 @@ class CIFAR100(CIFAR10):
     """
 
     _published: ClassVar[type[published.CIFAR10]] = published.CIFAR100
+    _binary: ClassVar[BinaryForm] = BINARY_100
 
     labels: Literal["fine", "coarse"] = "fine"
 
     def _keys(self) -> tuple[bytes, bytes]:
         return f"{self.labels}_label_names".encode(), f"{self.labels}_labels".encode()
+
+    def _label_byte(self) -> int:
+        return ("coarse", "fine").index(self.labels)
 
 
 def _download(official: type[published.CIFAR10], root: Path) -> None:
@@ -162,24 +198,20 @@ def _read_folder(folder: Path, base: str, names: list[str]) -> dict[str, bytes]:
 
 
 def _read_archive(archive: Path, base: str, names: list[str]) -> dict[str, bytes]:
-    """Read the named members; others are passed over and nothing is written to disk."""
+    """Read the named members; nothing is written to disk.
+
+    An archive with a member that climbs out of it, with a link or with a huge member is refused as a whole: it is
+    not the official one.
+    """
     wanted = {f"{base}/{name}": name for name in names}
     files: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r|*") as tar:
             for member in tar:
-                name = wanted.get(member.name)
-                stream = tar.extractfile(member) if name and member.isreg() else None
-                if name is None or stream is None:
-                    continue
-                if member.size > _MOST_BYTES:
-                    raise ValueError(
-                        f"expected at most {_MOST_BYTES:,} bytes for {member.name}, but {archive} holds "
-                        f"{member.size:,}. Fetch the official archive."
-                    )
-                files[name] = stream.read()
-                if len(files) == len(wanted):
-                    break
+                _refuse_member(member, archive)
+                stream = tar.extractfile(member) if member.name in wanted else None
+                if stream is not None:
+                    files[wanted[member.name]] = stream.read()
     except (tarfile.TarError, OSError, EOFError) as error:
         raise ValueError(
             f"expected a tar archive at {archive}, but it is damaged ({error}). Fetch it again."
@@ -190,6 +222,19 @@ def _read_archive(archive: Path, base: str, names: list[str]) -> dict[str, bytes
             f"expected the official archive at {archive}, but it lacks {', '.join(missing)} in {base}/. Fetch it again."
         )
     return files
+
+
+def _refuse_member(member: tarfile.TarInfo, archive: Path) -> None:
+    name = member.name
+    if name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/"):
+        came = f"{name}, which lies outside of it"
+    elif not (member.isreg() or member.isdir()):
+        came = f"{name}, which is no file but a link or device"
+    elif member.size > _MOST_BYTES:
+        came = f"{name} with {member.size:,} bytes"
+    else:
+        return
+    raise ValueError(f"expected the files of the official archive in {archive}, but it holds {came}. Fetch it again.")
 
 
 class _Array:
