@@ -1,5 +1,6 @@
 """One split of the table as samples, and samples as batches."""
 
+import logging
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -14,6 +15,11 @@ from vit.data.jpeg import decode_tensor_view, fits_tensors
 from vit.data.sampler import Key, mix, seeded
 from vit.data.table import DataTable
 from vit.data.transforms import Preprocessing, Training, Transform
+
+log = logging.getLogger("vit.data")
+
+# Bad files in a row that one picture is replaced for; a folder of bad files ends here.
+_REPLACEMENTS = 8
 
 
 class Batch(NamedTuple):
@@ -53,6 +59,7 @@ class Pictures(Dataset[Sample]):
         preprocessing: says channels, background and value range for decoding.
         max_pixels: largest picture that is decoded.
         seed: of what the transform draws; None for a transform that draws nothing.
+        max_errors: unreadable files that one process replaces before it stops; None stops at the first.
     """
 
     def __init__(
@@ -64,7 +71,9 @@ class Pictures(Dataset[Sample]):
         preprocessing: Preprocessing,
         max_pixels: int,
         seed: int | None = None,
+        max_errors: int | None = None,
     ) -> None:
+        self.max_errors, self._bad = max_errors, set[int]()
         self.table, self.rows = table, table.rows(split)
         self.transform, self.preprocessing = transform, preprocessing
         self.max_pixels, self.seed = max_pixels, seed
@@ -75,9 +84,34 @@ class Pictures(Dataset[Sample]):
     def __getitem__(self, key: int | Key) -> Sample:
         epoch, repeat, position = key if isinstance(key, tuple) else (0, 0, key)
         row = self.rows[position]
+        for attempt in range(_REPLACEMENTS):
+            try:
+                return self._sample(row, epoch, repeat)
+            except DecodeError as error:
+                if self.max_errors is None or attempt == _REPLACEMENTS - 1:
+                    raise
+                self._count(row, error)
+            # Drawn from the row alone, so that no number of workers and no resume changes it.
+            row = self.rows[mix(row, attempt) % len(self.rows)]
+        raise AssertionError("the last attempt returns or raises")
+
+    def _sample(self, row: int, epoch: int, repeat: int) -> Sample:
         with seeded(mix(self.seed, epoch, row, repeat)) if self.seed is not None else nullcontext():
             image = self._image(self._read(row), self.table.path(row))
         return Sample(image, self.table.label(row), row, self.table.weight(row))
+
+    def _count(self, row: int, error: DecodeError) -> None:
+        """Say each bad file once, and stop at too many."""
+        assert self.max_errors is not None
+        if row in self._bad:
+            return
+        self._bad.add(row)
+        if len(self._bad) > self.max_errors:
+            raise DecodeError(
+                f"{error} It is file {len(self._bad)} that cannot be used, and data.max_errors is {self.max_errors}. "
+                "Find them all with: vit check"
+            ) from error
+        log.warning("skipped, another picture takes its place (%d skipped so far): %s", len(self._bad), error)
 
     def _image(self, data: bytes, name: str) -> UInt8[Tensor, "c h w"]:
         p, transform, limit = self.preprocessing, self.transform, self.max_pixels

@@ -80,6 +80,7 @@ class ImageDataModule(LightningDataModule):
             chosen,
             background=self.source.background or chosen.background,
             value_range=self.source.value_range or chosen.value_range,
+            orient=self.source.orient and chosen.orient,
         )
 
     @preprocessing.setter
@@ -239,6 +240,7 @@ class ImageDataModule(LightningDataModule):
             preprocessing=self.preprocessing,
             max_pixels=self.source.max_pixels,
             seed=seed,
+            max_errors=self.source.max_errors if seed is not None and self.source.on_error == "skip" else None,
         )
 
     def _loader(

@@ -27,6 +27,7 @@ _LEAST = {
     "folds": 2,
     "fold": 0,
     "repeats": 1,
+    "max_errors": 0,
 }
 
 
@@ -62,6 +63,10 @@ class Source(ABC):
         background: red, green, blue (0-255) behind transparent pixels; default the preprocessing's (white).
         value_range: values of 16-bit, 32-bit and float pictures that stand for black and white.
         max_pixels: largest width times height that is decoded.
+        orient: turn pictures upright by their EXIF orientation.
+        on_error: what an unreadable training picture does: `raise` ends the run; `skip` puts another in its
+            place, the same in every run, and says so. Evaluation always ends, as its numbers would be others.
+        max_errors: unreadable files that one process skips before the run ends all the same.
 
     Raises:
         ValueError: a value out of its range.
@@ -88,6 +93,9 @@ class Source(ABC):
     background: tuple[int, int, int] | None = None
     value_range: tuple[float, float] | None = None
     max_pixels: int = MAX_PIXELS
+    orient: bool = True
+    on_error: Literal["raise", "skip"] = "raise"
+    max_errors: int = 100
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -104,6 +112,8 @@ class Source(ABC):
             raise ValueError(f"expected a fold from 0 to folds - 1, but got {came}.")
         if self.split_file is not None and self.folds is not None:
             raise ValueError("expected split_file or folds, but got both. Leave one of them out.")
+        if self.on_error not in ("raise", "skip"):
+            raise ValueError(f"expected on_error raise or skip, but got {self.on_error!r}.")
         if self.sampling not in ("shuffle", "balanced", "weighted"):
             raise ValueError(f"expected sampling shuffle, balanced or weighted, but got {self.sampling!r}.")
         if self.repeats > 1 and self.sampling != "shuffle":

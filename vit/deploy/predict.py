@@ -85,7 +85,9 @@ class Predictor:
             picture.save(file, "TIFF" if picture.mode in ("F", "I", "CMYK") else "PNG")
             picture = file.getvalue()
         source = picture if isinstance(picture, bytes) else os.fspath(picture)
-        decoded = decode(source, channels=p.channels, background=p.background, value_range=p.value_range)
+        decoded = decode(
+            source, channels=p.channels, background=p.background, value_range=p.value_range, orient=p.orient
+        )
         return self._transform(decoded)
 
     @torch.inference_mode()
