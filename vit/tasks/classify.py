@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from vit.data.batch import Batch
+from vit.data.mix import mixed
 from vit.data.sampler import mix
 from vit.data.transforms import Preprocessing
 from vit.evaluate.metrics import StageMetrics
@@ -56,6 +57,8 @@ class Classifier(LightningModule):
         optim: the optimizer.
         schedule: learning rate over the run.
         label_smoothing: share of the target spread over all classes, in [0, 1).
+        mixup: alpha of mixup; 0 switches it off. Train accuracy then counts the class with the larger share.
+        cutmix: alpha of CutMix; with both on, a coin chooses one per batch.
         preprocessing: how pictures become tensors; what is not set comes from the weights.
         seed: of what is random in a step; the command line takes it from `--seed`.
 
@@ -73,6 +76,8 @@ class Classifier(LightningModule):
         optim: OptimConfig = OptimConfig(),
         schedule: ScheduleConfig = ScheduleConfig(),
         label_smoothing: float = 0.0,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
         preprocessing: PreprocessingOptions = PreprocessingOptions(),  # type: ignore[valid-type]
         seed: int = 0,
     ) -> None:
@@ -83,6 +88,9 @@ class Classifier(LightningModule):
             raise ValueError(f"expected method full or head, but got {method!r}.")
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"expected label_smoothing in [0, 1), but got {label_smoothing}.")
+        if min(mixup, cutmix) < 0:
+            raise ValueError(f"expected mixup and cutmix of at least 0, but got mixup={mixup}, cutmix={cutmix}.")
+        self.mixup, self.cutmix = mixup, cutmix
         self.classes = tuple(classes)
         self.method = method
         self.weights = weights
@@ -130,6 +138,8 @@ class Classifier(LightningModule):
             "optim": plain(asdict(self.resolved.optim)),
             "schedule": plain(asdict(self.resolved.schedule)),
             "label_smoothing": self.label_smoothing,
+            "mixup": self.mixup,
+            "cutmix": self.cutmix,
             "preprocessing": prepared,
             "seed": self.seed,
         }
@@ -161,8 +171,19 @@ class Classifier(LightningModule):
         return self.net(images)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Float[Tensor, ""]:
-        """Cross-entropy of a batch."""
-        return self._step(batch, self.train_metrics, smoothing=self.label_smoothing)
+        """Cross-entropy of a batch, against shares of classes where pictures are mixed."""
+        labels: Tensor = batch.labels
+        images, targets = batch.images, labels
+        if self.mixup or self.cutmix:
+            where = (self.seed, self.trainer.current_epoch, batch_idx, self.trainer.global_rank, _MIXING)
+            images, targets = mixed(
+                images, labels, classes=len(self.classes), seed=mix(*where), mixup=self.mixup, cutmix=self.cutmix
+            )
+            labels = targets.argmax(1)
+        logits = self(images).float()
+        loss = nn.functional.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+        self.train_metrics.update(loss, logits, labels)
+        return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Float[Tensor, "b k"]:
         """Logits of a batch; the loss is counted without smoothing."""
@@ -175,12 +196,6 @@ class Classifier(LightningModule):
     def predict_step(self, batch: Batch, batch_idx: int) -> Float[Tensor, "b k"]:
         """Logits of a batch."""
         return self(batch.images).float()
-
-    def _step(self, batch: Batch, metrics: StageMetrics, smoothing: float) -> Float[Tensor, ""]:
-        logits = self(batch.images).float()
-        loss = nn.functional.cross_entropy(logits, batch.labels, label_smoothing=smoothing)
-        metrics.update(loss, logits, batch.labels)
-        return loss
 
     def _evaluate(self, batch: Batch, metrics: StageMetrics) -> Float[Tensor, "b k"]:
         logits = self(batch.images).float()
@@ -278,6 +293,9 @@ class Classifier(LightningModule):
                 "out, or start a new run with model.weights."
             )
 
+
+# Keeps what mixing draws apart from dropout, whose seed is made of the same numbers.
+_MIXING = 1
 
 _WITHOUT_WEIGHTS = (
     "init_std",
