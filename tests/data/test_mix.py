@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vit.data import Batch
-from vit.data.mix import mixed
+from vit.data.mix import Mixing, mixed
 from vit.data.sampler import mix
 from vit.tasks import Classifier, EncoderOptions
 
@@ -70,8 +70,7 @@ def test_the_training_loss_equals_a_hand_computation_and_accuracy_counts_the_lar
     model = Classifier(
         classes=["a", "b", "c", "d"],
         encoder=EncoderOptions(image_size=32, patch_size=8, width=32, depth=1, heads=2),
-        mixup=alphas[0],
-        cutmix=alphas[1],
+        mixing=Mixing(mixup=alphas[0], cutmix=alphas[1]),
         seed=1,
     )
     torch.nn.init.normal_(model.model.head.weight)

@@ -1,10 +1,35 @@
 """Mixup and CutMix of a batch, on its device, for any batch size, from a given seed."""
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from vit.data.sampler import mix
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing:
+    """What training batches are mixed by.
+
+    Args:
+        mixup: alpha of mixup; 0 switches it off. Train accuracy then counts the class with the larger share.
+        cutmix: alpha of CutMix; with both on, a coin chooses one per batch.
+
+    Raises:
+        ValueError: an alpha below 0.
+    """
+
+    mixup: float = 0.0
+    cutmix: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.mixup, self.cutmix) < 0:
+            raise ValueError(f"expected mixup and cutmix of at least 0, but got {self.mixup} and {self.cutmix}.")
+
+
+UNMIXED = Mixing()
 
 
 def mixed(

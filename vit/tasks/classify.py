@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from vit.data.batch import Batch
-from vit.data.mix import mixed
+from vit.data.mix import UNMIXED, Mixing, mixed
 from vit.data.sampler import mix
 from vit.data.transforms import Preprocessing
 from vit.evaluate.metrics import StageMetrics
@@ -57,8 +57,7 @@ class Classifier(LightningModule):
         optim: the optimizer.
         schedule: learning rate over the run.
         label_smoothing: share of the target spread over all classes, in [0, 1).
-        mixup: alpha of mixup; 0 switches it off. Train accuracy then counts the class with the larger share.
-        cutmix: alpha of CutMix; with both on, a coin chooses one per batch.
+        mixing: mixup and CutMix of training batches.
         preprocessing: how pictures become tensors; what is not set comes from the weights.
         seed: of what is random in a step; the command line takes it from `--seed`.
 
@@ -76,8 +75,7 @@ class Classifier(LightningModule):
         optim: OptimConfig = OptimConfig(),
         schedule: ScheduleConfig = ScheduleConfig(),
         label_smoothing: float = 0.0,
-        mixup: float = 0.0,
-        cutmix: float = 0.0,
+        mixing: Mixing = UNMIXED,
         preprocessing: PreprocessingOptions = PreprocessingOptions(),  # type: ignore[valid-type]
         seed: int = 0,
     ) -> None:
@@ -88,9 +86,7 @@ class Classifier(LightningModule):
             raise ValueError(f"expected method full or head, but got {method!r}.")
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"expected label_smoothing in [0, 1), but got {label_smoothing}.")
-        if min(mixup, cutmix) < 0:
-            raise ValueError(f"expected mixup and cutmix of at least 0, but got mixup={mixup}, cutmix={cutmix}.")
-        self.mixup, self.cutmix = mixup, cutmix
+        self.mixing = rebuilt(Mixing, mixing)
         self.classes = tuple(classes)
         self.method = method
         self.weights = weights
@@ -138,8 +134,7 @@ class Classifier(LightningModule):
             "optim": plain(asdict(self.resolved.optim)),
             "schedule": plain(asdict(self.resolved.schedule)),
             "label_smoothing": self.label_smoothing,
-            "mixup": self.mixup,
-            "cutmix": self.cutmix,
+            "mixing": asdict(self.mixing),
             "preprocessing": prepared,
             "seed": self.seed,
         }
@@ -174,11 +169,9 @@ class Classifier(LightningModule):
         """Cross-entropy of a batch, against shares of classes where pictures are mixed."""
         labels: Tensor = batch.labels
         images, targets = batch.images, labels
-        if self.mixup or self.cutmix:
+        if self.mixing != UNMIXED:
             where = (self.seed, self.trainer.current_epoch, batch_idx, self.trainer.global_rank, _MIXING)
-            images, targets = mixed(
-                images, labels, classes=len(self.classes), seed=mix(*where), mixup=self.mixup, cutmix=self.cutmix
-            )
+            images, targets = mixed(images, labels, classes=len(self.classes), seed=mix(*where), **asdict(self.mixing))
             labels = targets.argmax(1)
         logits = self(images).float()
         loss = nn.functional.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
