@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DEBIAN = "/usr/share/datasets/fashion-mnist"
 NAMES = ["t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"]
 PER_CLASS = {"train": 200, "val": 50, "test": 200}
-SIZE, EPOCHS, SEED = 56, 3, 0
+SIZE, EPOCHS, SEED = 56, 2, 0
+AUGMENT = {"crop_scale": [0.6, 1.0], "flip": 0.5}
 
 
 def read_idx(file: Path) -> np.ndarray:
@@ -61,7 +62,13 @@ def main(weights: str, source: str = DEBIAN) -> None:
         run = vit.fit(
             name=name,
             seed=SEED,
-            data={"class_path": "Folder", "root": str(place / "fashion"), "batch_size": 32, "num_workers": 0},
+            data={
+                "class_path": "Folder",
+                "root": str(place / "fashion"),
+                "batch_size": 32,
+                "num_workers": 0,
+                "augment": AUGMENT,
+            },
             model={**model, "preprocessing": {"crop_pct": 1.0}},
             trainer={"max_epochs": EPOCHS, "default_root_dir": str(place), "logger": False},
         )

@@ -15,6 +15,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import vit.data  # noqa: F401  (its sources are then known by their bare names)
+from vit.data.mix import Mixing
 from vit.data.module import ImageDataModule
 from vit.data.source import Source
 from vit.run.configs import find_config
@@ -177,6 +178,7 @@ class Options(LightningCLI):
             "encoder": EncoderOptions,
             "optim": OptimConfig,
             "schedule": ScheduleConfig,
+            "mixing": Mixing,
             "preprocessing": PreprocessingOptions,
         }
         options = self.config.model.as_dict()
