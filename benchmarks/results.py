@@ -88,7 +88,7 @@ def page() -> str:
         "",
         "## Not measured yet",
         "",
-        "`cifar10_scratch`, `cifar100_finetune` and `paper_finetune` need a GPU; nobody has run them to their end.",
+        "The configurations for CIFAR and ImageNet need a GPU; nobody has run them to their end.",
     ]
     return "\n".join(parts) + "\n"
 
