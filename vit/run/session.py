@@ -304,3 +304,4 @@ def _remove_if_empty(folder: Path) -> None:
         if folder.exists():
             folder.rmdir()
         folder.parent.rmdir()
+        folder.parent.parent.rmdir()
