@@ -13,6 +13,7 @@ from vit.models.sizes import vit_config
 from vit.models.vit import VisionTransformer
 from vit.run import session
 from vit.run.configs import config_names
+from vit.run.plan import planned_steps
 
 STEPS = [
     "--trainer.max_steps=2",
@@ -116,8 +117,16 @@ def test_a_configuration_takes_two_steps_and_leaves_a_whole_run(name, tmp_path, 
 
 def test_planned_steps_are_the_steps_that_are_taken(tmp_path, tiny, capsys):  # C6
     run = session.fit([*tiny, "--trainer.accumulate_grad_batches=4", "--trainer.max_epochs=3"])
-    assert "3 epochs, 6 optimizer steps, 2 per epoch" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "3 epochs, 6 optimizer steps, 2 per epoch" in out, out[out.find("  steps") :][:200]
     assert run.record["steps"] == 6
+
+
+@pytest.mark.parametrize(("limit", "steps"), [(6, 2), (6.0, 2), (1, 1), (1.0, 39), (0.5, 20), (None, 39)])
+def test_a_limit_counts_batches_or_is_a_share_as_lightning_reads_it(limit, steps):
+    trainer = {"limit_train_batches": limit, "fast_dev_run": False, "overfit_batches": 0.0}
+    trainer |= {"accumulate_grad_batches": 4, "max_epochs": 3, "max_steps": -1}
+    assert planned_steps(trainer, 155) == (steps, 3 * steps)
 
 
 def test_fewer_pictures_than_a_batch_still_train(tmp_path):  # A26

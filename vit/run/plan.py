@@ -46,10 +46,10 @@ def planned_steps(trainer: dict[str, Any], batches: int) -> tuple[int, int]:
         return min(fast, batches), min(fast, batches)
     if trainer["overfit_batches"]:
         limit = trainer["overfit_batches"]
-    if isinstance(limit, int):
-        batches = min(batches, limit)
-    elif limit is not None:
-        batches = int(batches * limit)
+    if limit is not None:
+        # As Lightning: whole numbers count batches, also those that a parser has read as 6.0; others are shares.
+        counts = isinstance(limit, int) or limit > 1
+        batches = min(batches, int(limit)) if counts else int(batches * limit)
     per_epoch = math.ceil(batches / (trainer["accumulate_grad_batches"] or 1))
     epochs, steps = trainer["max_epochs"], trainer["max_steps"]
     total = math.inf if epochs in (-1, None) else per_epoch * epochs
