@@ -17,7 +17,7 @@ from vit.data.audit import audit
 SIDE = 64
 
 
-def real_pictures(root, 64) -> None:
+def real_pictures(root, step=SIDE) -> None:
     """Parts of two photographs, sorted into two classes and three splits; saved as PNG and JPEG in turn."""
     for name, pixels in zip(("china", "flower"), load_sample_images().images, strict=True):
         picture, number = Image.fromarray(pixels), 0
@@ -95,10 +95,9 @@ def found(file) -> set[tuple[str, frozenset[str]]]:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-
 def test_all_of_twenty_planted_faults_are_found_and_nothing_else(tmp_path, capsys):  # A10, A11, A16, A29
     root, out = tmp_path / "pictures", tmp_path / "out"
-    real_pictures(root, 64)
+    real_pictures(root)
     assert check_command([str(root), "--out", str(out)]) == 0
     before = found(out / "check.csv")
     assert before == set()
