@@ -119,9 +119,8 @@ class Options(LightningCLI):
         parser.add_argument("--seed", type=int, default=0, help="Of everything random in the run.")
         parser.add_argument(
             "--monitor",
-            type=str,
-            default="val_acc",
-            help="Value that chooses the best checkpoint: val_acc, val_balanced_acc, val_top5 or val_loss.",
+            type=str | None,
+            help="Value that chooses the best checkpoint: val_acc (default), val_balanced_acc, val_top5 or val_loss.",
         )
         parser.add_argument(
             "--save_every_n_steps",

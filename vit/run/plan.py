@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 
 from vit.data.module import ImageDataModule
 from vit.models.attention import cpu_computes_bf16
-from vit.tasks.classify import Classifier
+from vit.tasks.base import Task
 from vit.tasks.optim import make_schedule
 
 
@@ -94,7 +94,7 @@ def make_plan(
     else:
         plan.lines["data"] = [f"{type(data).__module__}.{type(data).__name__}"]
     plan.lines["model"] = _model_lines(model)
-    if isinstance(model, Classifier):
+    if isinstance(model, Task):
         if model.weights_report:
             plan.lines["weights"] = list(model.weights_report)
         data.preprocessing = model.preprocessing
@@ -139,17 +139,17 @@ def _model_lines(model: LightningModule) -> list[str]:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     counts = f"{trained:,} parameters are trained, {frozen:,} are frozen"
-    if not isinstance(model, Classifier):
+    if not isinstance(model, Task):
         return [f"{type(model).__module__}.{type(model).__name__}", counts]
     c = model.model.config
     origin = f"weights {model.weights}" if model.weights else "from scratch"
     height, width = c.size
     sizes = f"{height} x {width} px, patch {c.patch_size}: {c.grid[0] * c.grid[1]} patches"
     shape = f"width {c.width}, depth {c.depth}, heads {c.heads}"
-    return [f"ViT, {origin}, {sizes}, {shape}", f"method {model.method}: {counts}"]
+    return [f"ViT, {origin}, {sizes}, {shape}", f"{model.aim}: {counts}"]
 
 
-def _preparation(model: Classifier) -> str:
+def _preparation(model: Task) -> str:
     p = model.preprocessing
     return (
         f"evaluated with {p.crop_mode} crop of {p.crop_pct:g}, {p.interpolation}; "
@@ -162,7 +162,7 @@ def _numbers(values: tuple[float, ...]) -> str:
     return shown[0] if len(set(shown)) == 1 else " ".join(shown)
 
 
-def _training_lines(model: Classifier, trainer: dict[str, Any], batches: int) -> dict[str, list[str]]:
+def _training_lines(model: Task, trainer: dict[str, Any], batches: int) -> dict[str, list[str]]:
     optim, schedule, reasons = model.resolved
     per_epoch, total = planned_steps(trainer, batches)
     epochs = "" if trainer["max_epochs"] in (-1, None) else f"{trainer['max_epochs']} epochs, "
@@ -186,7 +186,7 @@ def _training_lines(model: Classifier, trainer: dict[str, Any], batches: int) ->
     return lines
 
 
-def _optimizer_line(model: Classifier) -> str:
+def _optimizer_line(model: Task) -> str:
     """Values of the optimizer; neighbours that have one reason share it."""
     optim, _, reasons = model.resolved
     names = ("lr", "weight_decay", "layer_decay", "clip")
@@ -200,7 +200,7 @@ def _moments(total: int) -> list[tuple[float, int]]:
     return [(0.0, 0), (0.5, total // 2), (1.0, total - 1)]
 
 
-def _group_lines(model: Classifier) -> list[str]:
+def _group_lines(model: Task) -> list[str]:
     """Learning rate per parameter group; neighbours with one rate share a line."""
     groups = model.parameter_groups()
     lines: list[tuple[str, str, float, int]] = []

@@ -30,6 +30,7 @@ from vit.run.options import Options
 from vit.run.plan import choose_precision, make_plan
 from vit.run.record import environment, now
 from vit.run.screen import interruptible, quiet_lightning, result_line, say_next
+from vit.tasks.base import Task
 from vit.tasks.callbacks import EpochLog, Predictions, checkpoint_callbacks
 from vit.tasks.classify import Classifier
 from vit.tasks.options import plain
@@ -181,7 +182,11 @@ def _name(args: Sequence[str], config: Namespace) -> str:
 
 
 def _check_monitor(config: Namespace, model: LightningModule) -> None:
-    if isinstance(model, Classifier) and config.monitor not in model.monitors:
+    if not isinstance(model, Task):
+        return
+    if config.monitor is None:
+        config.monitor = next(iter(model.monitors))
+    if config.monitor not in model.monitors:
         from vit.run.messages import did_you_mean
 
         near = did_you_mean(config.monitor, list(model.monitors))
@@ -199,7 +204,7 @@ def _trainer_options(options: Options, **ours: Any) -> dict[str, Any]:
 
 def _trainer(options: Options, model: LightningModule, run: RunFolder, *, has_val: bool) -> Trainer:
     config = options.config
-    known = model.monitors if isinstance(model, Classifier) else {}
+    known = model.monitors if isinstance(model, Task) else {}
     monitor = config.monitor if known and has_val else None
     callbacks = [
         EpochLog(run.path / "metrics.csv"),
@@ -241,7 +246,7 @@ def _write_start(
     if not resumed:
         write_text(run.typed, yaml.safe_dump({"command": ["vit", "fit", *args]}, sort_keys=False) + options.typed())
         run.update_record({"format": FORMAT, "name": run.path.parent.name, "started": now()})
-    if isinstance(model, Classifier):
+    if isinstance(model, Task):
         options.config.model.optim = Namespace(**plain(asdict(model.resolved.optim)))
         options.config.model.schedule = Namespace(**plain(asdict(model.resolved.schedule)))
         encoder = {k: v for k, v in model.model.config.to_dict().items() if k != "num_classes"}
@@ -285,8 +290,8 @@ def _finish(
         "checkpoint": chosen,
     }
     values, has_test = None, False
-    if isinstance(model, Classifier):
-        if isinstance(data, ImageDataModule):
+    if isinstance(model, Task):
+        if isinstance(data, ImageDataModule) and isinstance(model, Classifier):
             has_test = bool(data.table.rows("test"))
             if data.table.rows("val"):
                 values = _pass(options, run, "val", model, data, best)

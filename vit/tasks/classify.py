@@ -1,52 +1,30 @@
 """Image classification as a LightningModule: from scratch, or from weights with a new head."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Literal
 
-import torch
 from jaxtyping import Float, UInt8
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from vit.data.batch import Batch
 from vit.data.mix import UNMIXED, Mixing, mixed
 from vit.data.sampler import mix
-from vit.data.transforms import Preprocessing
 from vit.evaluate.metrics import StageMetrics
-from vit.models.config import ViTConfig
 from vit.models.normalise import Normalise
-from vit.models.sizes import vit_config
 from vit.models.vit import VisionTransformer
-from vit.models.weights import load_weights
-from vit.tasks.optim import (
-    OptimConfig,
-    Schedule,
-    ScheduleConfig,
-    apply_to_optimizer,
-    make_optimizer,
-    make_schedule,
-    parameter_groups,
-)
+from vit.tasks.base import Task
+from vit.tasks.optim import OptimConfig, ScheduleConfig
 from vit.tasks.options import EncoderOptions, PreprocessingOptions, given, plain, rebuilt
 from vit.tasks.recipe import resolve
+from vit.tasks.start import start_from
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where a classifier starts from: the model, how pictures are prepared for it, what became of the weights."""
-
-    model: VisionTransformer
-    preprocessing: Preprocessing
-    notes: tuple[str, ...]
-
-
-class Classifier(LightningModule):
+class Classifier(Task):
     """A Vision Transformer that learns to name pictures.
 
     The head is one zero-initialised layer D x K (ViT, section 3.2): at the start all logits are 0 and the loss is
-    ln K. Learning rates are a pure function of the optimizer step. What is random in a step (dropout, stochastic
-    depth) comes from (seed, epoch, batch, process), so that a run which goes on equals one that was never cut.
+    ln K.
 
     Args:
         classes: class names in the order of their labels; the command line takes them from the data.
@@ -92,7 +70,7 @@ class Classifier(LightningModule):
         self.weights = weights
         self.label_smoothing = label_smoothing
         self.seed = seed
-        start = _start(given(encoder), weights, self.classes, given(preprocessing))
+        start = start_from(given(encoder), weights, self.classes, given(preprocessing))
         self.weights_report = start.notes
         self.preprocessing = start.preprocessing
         self.resolved = resolve(
@@ -118,9 +96,14 @@ class Classifier(LightningModule):
         return model
 
     @property
+    def aim(self) -> str:
+        """The method, for the plan."""
+        return f"method {self.method}"
+
+    @property
     def monitors(self) -> dict[str, str]:
-        """The values that may choose the best checkpoint, with their direction."""
-        values = {"val_loss": "min", "val_acc": "max", "val_balanced_acc": "max"}
+        """The values that may choose the best checkpoint, with their direction; the first does where none is named."""
+        values = {"val_acc": "max", "val_balanced_acc": "max", "val_loss": "min"}
         return values | ({"val_top5": "max"} if len(self.classes) > 5 else {})
 
     def _save_plain_hyperparameters(self) -> None:
@@ -150,8 +133,7 @@ class Classifier(LightningModule):
                 f"expected data with the classes of the model ({', '.join(self.classes[:20])}), but it has "
                 f"{', '.join(data.classes[:20])}."
             )
-        if hasattr(data, "preprocessing"):
-            data.preprocessing = self.preprocessing
+        super().setup(stage)
 
     def train(self, mode: bool = True) -> "Classifier":
         """Switch to training; frozen parts stay in evaluation mode."""
@@ -211,116 +193,6 @@ class Classifier(LightningModule):
         self.log_dict({f"{stage}_{name}": value for name, value in metrics.compute().items()})
         metrics.reset()
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The optimizer; its learning rates are set before each step by `on_train_batch_start`."""
-        self.lr_factor: Schedule = make_schedule(self.resolved.schedule, self._run_steps())
-        return make_optimizer(self.resolved.optim, self.parameter_groups())
-
-    def _run_steps(self) -> int:
-        steps = self.trainer.estimated_stepping_batches
-        if steps == float("inf") and self.resolved.schedule.steps is None:
-            raise ValueError(
-                "expected a run that ends, but it has neither trainer.max_epochs nor trainer.max_steps; "
-                "set one, or model.schedule.steps."
-            )
-        return self.resolved.schedule.steps or int(steps)
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """What the optimizer gets: see `vit.tasks.optim.parameter_groups`."""
-        o = self.resolved.optim
-        assert o.lr is not None
-        assert o.weight_decay is not None
-        assert o.layer_decay is not None
-        return parameter_groups(self.model, lr=o.lr, weight_decay=o.weight_decay, layer_decay=o.layer_decay)
-
-    def on_train_start(self) -> None:
-        """After a checkpoint was read: what is configured now wins over what the optimizer remembers."""
-        groups = self.parameter_groups()
-        apply_to_optimizer(self.trainer.optimizers[0], self.resolved.optim, groups)
-        self.highest_lrs = [group["lr"] for group in groups]
-
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Set the step's learning rates and seed, both functions of where in the run this is."""
-        factor = self.lr_factor(self.trainer.global_step)
-        for group, highest in zip(self.trainer.optimizers[0].param_groups, self.highest_lrs, strict=True):
-            group["lr"] = highest * factor
-        torch.manual_seed(mix(self.seed, self.trainer.current_epoch, batch_idx, self.trainer.global_rank))
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        """Clip the global norm at `optim.clip`; the Trainer's own setting goes first."""
-        if gradient_clip_val is None:
-            gradient_clip_val, gradient_clip_algorithm = self.resolved.optim.clip or None, "norm"
-        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what any reader needs to use the weights without this class."""
-        checkpoint["vit_toolkit"] = {
-            "config": self.model.config.to_dict(),
-            "classes": list(self.classes),
-            "preprocessing": self.preprocessing.to_dict(),
-        }
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another architecture before any weight is touched.
-
-        Raises:
-            ValueError: names the options that differ.
-        """
-        stored = checkpoint.get("vit_toolkit", {}).get("config")
-        if stored is None:
-            raise ValueError(
-                "expected a checkpoint written by this toolkit, but it has no model description; "
-                "to start from its weights, give it as model.weights."
-            )
-        ours = self.model.config.to_dict()
-        changed = [k for k in ours if ours[k] != stored.get(k) and k not in _WITHOUT_WEIGHTS]
-        if changed:
-            shown = "; ".join(f"{k}: checkpoint {stored.get(k)}, now {ours[k]}" for k in changed)
-            raise ValueError(
-                f"expected the architecture of the checkpoint, but it differs in {shown}. Leave these options "
-                "out, or start a new run with model.weights."
-            )
-
 
 # Keeps what mixing draws apart from dropout, whose seed is made of the same numbers.
 _MIXING = 1
-
-_WITHOUT_WEIGHTS = (
-    "init_std",
-    "position_antialias",
-    "dropout",
-    "position_dropout",
-    "attention_dropout",
-    "drop_path",
-    "fused",
-    "dynamic_size",
-)
-
-
-def _start(encoder: dict[str, Any], weights: str | None, classes: Sequence[str], preparing: dict[str, Any]) -> Start:
-    """Build the model, from weights or not; its head is new unless the weights have the same classes."""
-    size = encoder.pop("size", None)
-    base: dict[str, Any] = {}
-    notes: list[str] = []
-    if weights is not None:
-        if size is not None:
-            raise ValueError(
-                f"expected either weights or a size, but got weights {weights} and encoder.size {size}; "
-                "the size comes with the weights."
-            )
-        loaded = load_weights(weights, classes=classes, **encoder)
-        model, base = loaded.model, loaded.preprocessing
-        notes = loaded.report.table().splitlines()
-        changed = [k for k in ("mean", "std") if k in preparing and tuple(preparing[k]) != tuple(base[k])]
-        notes += [f"note: {k} {preparing[k]} is set by hand, the weights were trained with {base[k]}" for k in changed]
-    else:
-        config = {**encoder, "num_classes": len(classes)}
-        model = VisionTransformer(vit_config(size, **config) if size else ViTConfig.from_dict(config))
-    channels = {"mean": (0.5,) * model.config.channels, "std": (0.5,) * model.config.channels}
-    values = {**channels, **base, **preparing, "image_size": model.config.image_size}
-    return Start(model, Preprocessing.from_dict(values), tuple(notes))

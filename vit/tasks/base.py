@@ -1,0 +1,146 @@
+"""What every task shares: how its weights move, what is random in a step, what its checkpoints hold."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+
+from vit.data.batch import Batch
+from vit.data.sampler import mix
+from vit.data.transforms import Preprocessing
+from vit.models.vit import VisionTransformer
+from vit.tasks.optim import Schedule, apply_to_optimizer, make_optimizer, make_schedule, parameter_groups
+from vit.tasks.recipe import Resolved
+
+
+class Task(LightningModule):
+    """A Vision Transformer and an aim.
+
+    Learning rates are a pure function of the optimizer step. What is random in a step (dropout, stochastic depth,
+    masks) comes from (seed, epoch, batch, process), so that a run which goes on equals one that was never cut.
+
+    A task sets `seed`, `resolved` and `preprocessing`, and names its `model`.
+
+    Attributes:
+        seed: of what is random in a step.
+        resolved: optimizer and schedule without open values.
+        preprocessing: how pictures become tensors.
+        weights: what the model started from, as it was named; None from scratch.
+        weights_report: lines for the plan on what became of those weights.
+        classes: class names in the order of their labels; empty where a task has none.
+    """
+
+    seed: int
+    resolved: Resolved
+    preprocessing: Preprocessing
+    weights: str | None = None
+    weights_report: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> VisionTransformer:
+        """The bare model, on normalised floats."""
+        raise NotImplementedError
+
+    @property
+    def aim(self) -> str:
+        """What is trained, in a few words for the plan."""
+        return type(self).__name__
+
+    @property
+    def monitors(self) -> dict[str, str]:
+        """The values that may choose the best checkpoint, with their direction; the first does where none is named."""
+        return {"val_loss": "min"}
+
+    def setup(self, stage: str) -> None:
+        """Give the datamodule the preprocessing of the model."""
+        data = getattr(self.trainer, "datamodule", None)
+        if hasattr(data, "preprocessing"):
+            data.preprocessing = self.preprocessing  # type: ignore[union-attr]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The optimizer; its learning rates are set before each step by `on_train_batch_start`."""
+        self.lr_factor: Schedule = make_schedule(self.resolved.schedule, self._run_steps())
+        return make_optimizer(self.resolved.optim, self.parameter_groups())
+
+    def _run_steps(self) -> int:
+        steps = self.trainer.estimated_stepping_batches
+        if steps == float("inf") and self.resolved.schedule.steps is None:
+            raise ValueError(
+                "expected a run that ends, but it has neither trainer.max_epochs nor trainer.max_steps; "
+                "set one, or model.schedule.steps."
+            )
+        return self.resolved.schedule.steps or int(steps)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """What the optimizer gets: see `vit.tasks.optim.parameter_groups`."""
+        o = self.resolved.optim
+        assert o.lr is not None
+        assert o.weight_decay is not None
+        assert o.layer_decay is not None
+        return parameter_groups(self.model, lr=o.lr, weight_decay=o.weight_decay, layer_decay=o.layer_decay)
+
+    def on_train_start(self) -> None:
+        """After a checkpoint was read: what is configured now wins over what the optimizer remembers."""
+        groups = self.parameter_groups()
+        apply_to_optimizer(self.trainer.optimizers[0], self.resolved.optim, groups)
+        self.highest_lrs = [group["lr"] for group in groups]
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Set the step's learning rates and seed, both functions of where in the run this is."""
+        factor = self.lr_factor(self.trainer.global_step)
+        for group, highest in zip(self.trainer.optimizers[0].param_groups, self.highest_lrs, strict=True):
+            group["lr"] = highest * factor
+        torch.manual_seed(mix(self.seed, self.trainer.current_epoch, batch_idx, self.trainer.global_rank))
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip the global norm at `optim.clip`; the Trainer's own setting goes first."""
+        if gradient_clip_val is None:
+            gradient_clip_val, gradient_clip_algorithm = self.resolved.optim.clip or None, "norm"
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what any reader needs to use the weights without this class."""
+        checkpoint["vit_toolkit"] = {
+            "config": self.model.config.to_dict(),
+            "classes": list(self.classes),
+            "preprocessing": self.preprocessing.to_dict(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another architecture before any weight is touched.
+
+        Raises:
+            ValueError: names the options that differ.
+        """
+        stored = checkpoint.get("vit_toolkit", {}).get("config")
+        if stored is None:
+            raise ValueError(
+                "expected a checkpoint written by this toolkit, but it has no model description; "
+                "to start from its weights, give it as model.weights."
+            )
+        ours = self.model.config.to_dict()
+        changed = [k for k in ours if ours[k] != stored.get(k) and k not in _WITHOUT_WEIGHTS]
+        if changed:
+            shown = "; ".join(f"{k}: checkpoint {stored.get(k)}, now {ours[k]}" for k in changed)
+            raise ValueError(
+                f"expected the architecture of the checkpoint, but it differs in {shown}. Leave these options "
+                "out, or start a new run with model.weights."
+            )
+
+
+_WITHOUT_WEIGHTS = (
+    "init_std",
+    "position_antialias",
+    "dropout",
+    "position_dropout",
+    "attention_dropout",
+    "drop_path",
+    "fused",
+    "dynamic_size",
+)
