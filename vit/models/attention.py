@@ -165,7 +165,9 @@ class Attention(nn.Module):
     def _project(self, x: Tensor) -> Tensor:
         if self.q_bias is None or self.v_bias is None:
             return self.qkv(x)
-        return F.linear(x, self.qkv.weight, torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias]))
+        projected = self.qkv(x)
+        bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
+        return projected + bias.to(projected.dtype)
 
     def _split(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
         """(b, t, parts · heads · head_dim) -> `parts` tensors (b, heads, t, head_dim)."""
