@@ -79,12 +79,27 @@ def imagenet(tmp_path):
     return tmp_path / "imagenet"
 
 
-def words_for(name, pretrained, cifar, photos, imagenet):
+@pytest.fixture
+def clothes(tmp_path):
+    """Fashion-MNIST's four IDX files, with few pictures."""
+    folder = tmp_path / "clothes"
+    folder.mkdir()
+    for kind, count in (("train", 160), ("t10k", 20)):
+        pixels = np.random.default_rng(count).integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        head = b"".join(side.to_bytes(4, "big") for side in pixels.shape)
+        (folder / f"{kind}-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3]) + head + pixels.tobytes())
+        labels = bytes(i % 10 for i in range(count))
+        (folder / f"{kind}-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1]) + head[:4] + labels)
+    return folder
+
+
+def words_for(name, pretrained, cifar, photos, imagenet, clothes):
     from_archive = [f"--data.root={cifar}", "--data.checksum=false", "--data.download=false"]
     from_folders = [f"--data.root={imagenet}"]
     smaller, few = ["--model.encoder.image_size=32", "--model.encoder.depth=1"], ["--data.first=4", "--data.fraction=1"]
     return {
         "quickstart": [],
+        "fashion_mnist_pretrain": [f"--data.root={clothes}", "--data.batch_size=32"],
         "finetune_folder": [f"--data.root={photos}", f"--model.weights={pretrained}", "--model.encoder.image_size=32"],
         "cifar10_scratch": [*from_archive, "--model.encoder.depth=2"],
         "imagenette_finetune": [*from_folders, f"--model.weights={pretrained}", "--data.batch_size=5"],
@@ -104,15 +119,17 @@ def words_for(name, pretrained, cifar, photos, imagenet):
 
 
 @pytest.mark.parametrize("name", config_names())
-def test_a_configuration_takes_two_steps_and_leaves_a_whole_run(name, tmp_path, pretrained, cifar, photos, imagenet):
-    words = ["--config", name, *STEPS, *words_for(name, pretrained, cifar, photos, imagenet)]
+def test_a_configuration_takes_two_steps_and_leaves_a_whole_run(
+    name, tmp_path, pretrained, cifar, photos, imagenet, clothes
+):
+    words = ["--config", name, *STEPS, *words_for(name, pretrained, cifar, photos, imagenet, clothes)]
     run = session.fit([*words, f"--trainer.default_root_dir={tmp_path / 'outputs'}"])
     assert run.record["steps"] == 2
     assert run.record["name"] == name
     assert run.model.is_dir()
     assert run.best.exists() or run.last.exists()
     size = run.record["config"]["model"]["encoder"]["image_size"]
-    assert size == {"quickstart": 16, "paper_finetune": 384}.get(name, 32)
+    assert size == {"quickstart": 16, "paper_finetune": 384, "fashion_mnist_pretrain": 28}.get(name, 32)
 
 
 def test_planned_steps_are_the_steps_that_are_taken(tmp_path, tiny, capsys):  # C6
