@@ -79,7 +79,7 @@ BAD = {
     "a folder source without its root": (["--data", "Folder"], "--data.root"),
     "text for a number": (["-c", "quickstart", "--model.optim.lr", "fast"], "to be a number, but got 'fast'"),
     "text for a number of the data": (["-c", "quickstart", "--data.batch_size", "x"], "a whole number, but got 'x'"),
-    "a wrong choice": (["-c", "quickstart", "--model.method", "hed"], "one of full, head"),
+    "a wrong choice": (["-c", "quickstart", "--model.method", "hed"], "one of full, head, lora"),
     "a negative rate": (["-c", "quickstart", "--model.optim.lr", "-1"], "above 0"),
     "a wrong configuration": (["-c", "quickstat"], "Did you mean quickstart"),
     "a wrong monitor": (["-c", "quickstart", "--monitor", "val_acuracy"], "val_acc"),  # C24

@@ -132,7 +132,7 @@ def test_the_first_loss_is_ln_k():
     ("options", "message"),
     [
         ({"classes": ["one"]}, "at least 2 classes"),
-        ({"method": "hed"}, "full or head"),
+        ({"method": "hed"}, "expected method full, head, lora"),
         ({"label_smoothing": 1.0}, "label_smoothing"),
         ({"encoder": EncoderOptions(image_size=36, patch_size=8)}, "32 or 40"),  # B7
         ({"encoder": EncoderOptions(size="B/61")}, "did you mean"),

@@ -165,3 +165,8 @@ def test_frozen_parameters_of_an_optimizer_neither_move_nor_decay_nor_gather_mom
 def test_options_that_do_not_go_together_are_refused(method, options, message, as_users_run):
     with pytest.raises(ValueError, match=message):
         prepare(tiny(), method, TuningConfig(**options))
+
+
+def test_a_ridge_start_needs_a_linear_head():
+    with pytest.raises(ValueError, match="linear head"):
+        prepare(tiny(head="mlp"), "full", TuningConfig(head_init="ridge"))

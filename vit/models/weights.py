@@ -16,6 +16,7 @@ from vit.models.checkpoints import Checkpoint, open_checkpoint
 from vit.models.config import ViTConfig
 from vit.models.hub_family import from_hub, hub_preprocessing, is_hub
 from vit.models.jax_family import from_jax, is_jax
+from vit.models.lora import merged_state
 from vit.models.naming import Found, State, options_of
 from vit.models.other_families import from_open_clip, from_torchvision
 from vit.models.timm_family import from_timm_model, from_timm_names
@@ -130,7 +131,7 @@ def _for_channels(values: Sequence[float], channels: int) -> tuple[float, ...]:
 
 
 def read_checkpoint(path: Path) -> tuple[VisionTransformer, dict[str, Any], list[str]]:
-    """The model, preprocessing and class names of a training checkpoint; runs no code from the file.
+    """The model (LoRA merged), preprocessing and class names of a training checkpoint; runs no code from the file.
 
     Raises:
         ValueError: not a checkpoint of this toolkit.
@@ -143,9 +144,15 @@ def read_checkpoint(path: Path) -> tuple[VisionTransformer, dict[str, Any], list
             f"expected a checkpoint of this toolkit at {path}, but it cannot be read as one: {error}"
         ) from error
     model = VisionTransformer(info["config"])
-    prefix = "net.model."
-    model.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+    model.load_state_dict(_plain_state(state, info))
     return model.eval(), info["preprocessing"], info["classes"]
+
+
+def _plain_state(state: State, info: dict[str, Any]) -> State:
+    """The model's tensors out of a training checkpoint of ours, with LoRA merged."""
+    prefix = "net.model."
+    own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    return merged_state(own, alpha=info["lora_alpha"]) if "lora_alpha" in info else own
 
 
 def _config_of(folder: Path) -> dict[str, Any]:
@@ -183,11 +190,9 @@ def _from_files(checkpoint: Checkpoint, options: dict[str, Any]) -> Found:
 
 def _own_checkpoint(checkpoint: Checkpoint) -> Found:
     info = checkpoint.ours
-    prefix = "net.model."
-    state = {n.removeprefix(prefix): t for n, t in checkpoint.state.items() if n.startswith(prefix)}
     return Found(
         family="this toolkit's",
-        state=state,
+        state=_plain_state(checkpoint.state, info),
         options=dict(info["config"]),
         preprocessing=dict(info["preprocessing"]),
         classes=tuple(info["classes"]),

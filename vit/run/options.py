@@ -21,6 +21,7 @@ from vit.data.source import Source
 from vit.run.configs import find_config
 from vit.run.messages import plain_message
 from vit.tasks.classify import Classifier
+from vit.tasks.methods import TuningConfig
 from vit.tasks.optim import OptimConfig, ScheduleConfig
 from vit.tasks.options import EncoderOptions, PreprocessingOptions
 
@@ -175,6 +176,7 @@ class Options(LightningCLI):
             )
         kinds: dict[str, type] = {
             "encoder": EncoderOptions,
+            "tuning": TuningConfig,
             "optim": OptimConfig,
             "schedule": ScheduleConfig,
             "mixing": Mixing,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Literal
+from typing import Any
 
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from vit.evaluate.metrics import StageMetrics
 from vit.models.normalise import Normalise
 from vit.models.vit import VisionTransformer
 from vit.tasks.base import Task
+from vit.tasks.headstart import split_features, start_head
+from vit.tasks.methods import Method, TuningConfig, prepare, set_learning, set_modes, unfrozen
 from vit.tasks.optim import OptimConfig, ScheduleConfig
 from vit.tasks.options import EncoderOptions, PreprocessingOptions, given, plain, rebuilt
 from vit.tasks.recipe import resolve
@@ -24,14 +26,17 @@ class Classifier(Task):
     """A Vision Transformer that learns to name pictures.
 
     The head is one zero-initialised layer D x K (ViT, section 3.2): at the start all logits are 0 and the loss is
-    ln K.
+    ln K. With `tuning.head_init` it starts from a ridge regression instead.
 
     Args:
         classes: class names in the order of their labels; the command line takes them from the data.
         encoder: the Vision Transformer; what is not set comes from its size, or from the weights.
         weights: a run, a model folder, a file of any known family, or the name of a timm model, see `vit weights`;
             None trains from scratch. The head is kept only if its classes are those of the data.
-        method: `full` trains everything; `head` trains the head and leaves the rest as it is, in evaluation mode.
+        method: what learns, see `vit.tasks.methods.prepare`: everything (`full`), the head alone (`head`), or the head
+            and low-rank updates (`lora`), biases (`bitfit`), norms (`norms`), attention (`attention`), the last blocks
+            (`last_n`). The rest stays as it is, in evaluation mode.
+        tuning: options of the methods, gradual unfreezing, and how the head starts.
         optim: the optimizer.
         schedule: learning rate over the run.
         label_smoothing: share of the target spread over all classes, in [0, 1).
@@ -49,7 +54,8 @@ class Classifier(Task):
         classes: Sequence[str] | None = None,
         encoder: EncoderOptions = EncoderOptions(),  # type: ignore[valid-type]
         weights: str | None = None,
-        method: Literal["full", "head"] = "full",
+        method: Method = "full",
+        tuning: TuningConfig = TuningConfig(),
         optim: OptimConfig = OptimConfig(),
         schedule: ScheduleConfig = ScheduleConfig(),
         label_smoothing: float = 0.0,
@@ -60,13 +66,12 @@ class Classifier(Task):
         super().__init__()
         if not classes or len(classes) < 2:
             raise ValueError(f"expected at least 2 classes, but got {list(classes or [])}.")
-        if method not in ("full", "head"):
-            raise ValueError(f"expected method full or head, but got {method!r}.")
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"expected label_smoothing in [0, 1), but got {label_smoothing}.")
         self.mixing = rebuilt(Mixing, mixing)
         self.classes = tuple(classes)
         self.method = method
+        self.tuning = rebuilt(TuningConfig, tuning)
         self.weights = weights
         self.label_smoothing = label_smoothing
         self.seed = seed
@@ -81,9 +86,9 @@ class Classifier(Task):
         )
         p = self.preprocessing
         self.net = Normalise(start.model, mean=p.mean, std=p.std)
-        if method == "head":
-            self.model.requires_grad_(False)
-            self.model.head.requires_grad_(True)
+        self.learning = prepare(self.model, method, self.tuning)
+        self._opened: int | None = None
+        self._head_started = False
         self.train_metrics, self.val_metrics, self.test_metrics = (StageMetrics(len(self.classes)) for _ in range(3))
         self.train(True)
         self._save_plain_hyperparameters()
@@ -114,6 +119,7 @@ class Classifier(Task):
             "classes": list(self.classes),
             "encoder": {k: v for k, v in self.model.config.to_dict().items() if k != "num_classes"},
             "method": self.method,
+            "tuning": plain(asdict(self.tuning)),
             "optim": plain(asdict(self.resolved.optim)),
             "schedule": plain(asdict(self.resolved.schedule)),
             "label_smoothing": self.label_smoothing,
@@ -125,6 +131,14 @@ class Classifier(Task):
 
     def setup(self, stage: str) -> None:
         """Give the datamodule the preprocessing of the weights, and compare the classes."""
+        if stage == "fit":
+            if self.tuning.unfreeze_every is not None and self.trainer.world_size > 1:
+                raise ValueError(
+                    "expected one process for tuning.unfreeze_every, because others would wait for gradients of frozen "
+                    f"blocks, but got {self.trainer.world_size}: leave it out, or set trainer.devices to 1."
+                )
+            set_learning(self.model, self.learning)
+            self._opened = None
         data = getattr(self.trainer, "datamodule", None)
         if data is None or not hasattr(data, "classes"):
             return
@@ -136,12 +150,60 @@ class Classifier(Task):
         super().setup(stage)
 
     def train(self, mode: bool = True) -> "Classifier":
-        """Switch to training; frozen parts stay in evaluation mode."""
+        """Switch to training; parts in which nothing learns stay in evaluation mode, see `set_modes`."""
         super().train(mode)
-        if self.method == "head":
-            self.model.eval()
-            self.model.head.train(mode)
+        set_modes(self.model, mode)
         return self
+
+    def on_fit_start(self) -> None:
+        """Start the head where it is asked for, once: not when a run goes on, and not after training."""
+        if self.tuning.head_init == "zero" or self._head_started:
+            return
+        self._head_started = True
+        found = split_features(self.trainer, self.net, "train")
+        head = self.model.head
+        assert isinstance(head, nn.Linear)
+        fitted, factor = start_head(head, found)
+        if self.trainer.is_global_zero:
+            print(
+                f"head: ridge regression on {len(found.x):,} pictures, {100 * fitted.loo_accuracy:.2f} % right when "
+                f"left out (penalty {fitted.penalty:.3g}, logits times {factor:.3g})",
+                flush=True,
+            )
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Unfreeze what learns in this epoch, and set the step's learning rates and seed."""
+        epoch = self.trainer.current_epoch
+        if self.tuning.unfreeze_every is not None and epoch != self._opened:
+            self._opened = epoch
+            set_learning(self.model, unfrozen(self.model, self.learning, self.tuning, epoch))
+            self.train()
+        super().on_train_batch_start(batch, batch_idx)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what any reader needs to use the weights without this class, LoRA's factor included."""
+        super().on_save_checkpoint(checkpoint)
+        if self.method == "lora":
+            checkpoint["vit_toolkit"]["lora_alpha"] = self.tuning.lora_alpha
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another architecture or method before any weight is touched.
+
+        Raises:
+            ValueError: names the options that differ.
+        """
+        super().on_load_checkpoint(checkpoint)
+        self._head_started = True
+        stored = checkpoint["hyper_parameters"]
+        theirs = {"method": stored["method"], **{f"tuning.{k}": v for k, v in stored["tuning"].items()}}
+        ours = {"method": self.method, **{f"tuning.{k}": v for k, v in plain(asdict(self.tuning)).items()}}
+        changed = [name for name in theirs if ours[name] != theirs[name] and name not in _WITHOUT_PARAMETERS]
+        if changed:
+            shown = "; ".join(f"{name}: checkpoint {theirs[name]}, now {ours[name]}" for name in changed)
+            raise ValueError(
+                f"expected the method of the checkpoint, but it differs in {shown}. Leave these options out, or start "
+                "a new run with model.weights."
+            )
 
     def forward(self, images: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
         """Logits of pictures as the datamodule gives them."""
@@ -193,6 +255,9 @@ class Classifier(Task):
         self.log_dict({f"{stage}_{name}": value for name, value in metrics.compute().items()})
         metrics.reset()
 
+
+# Options of tuning that change no parameter and no parameter group.
+_WITHOUT_PARAMETERS = ("tuning.unfreeze_every", "tuning.head_init")
 
 # Keeps what mixing draws apart from dropout, whose seed is made of the same numbers.
 _MIXING = 1

@@ -78,6 +78,8 @@ def prepare(model: VisionTransformer, method: Method, tuning: TuningConfig) -> f
     if method not in get_args(Method):
         raise ValueError(f"expected method {', '.join(get_args(Method))}, but got {method!r}.")
     _check_used(method, tuning)
+    if tuning.head_init == "ridge" and not isinstance(model.head, nn.Linear):
+        raise ValueError("expected a linear head for tuning.head_init ridge: set model.encoder.head to linear.")
     if method == "lora":
         add_lora(
             model, rank=tuning.lora_rank, alpha=tuning.lora_alpha, projections=sorted(set(tuning.lora_projections))

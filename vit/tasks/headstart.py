@@ -1,0 +1,70 @@
+"""The head start: a head in closed form on the features of the training pictures, before anything is trained."""
+
+from typing import Any
+
+import torch
+import torch.distributed
+from lightning.pytorch import Trainer
+from torch import Tensor, nn
+
+from vit.evaluate.probe import Features, Ridge, features, ridge, sharpness
+from vit.models.normalise import Normalise
+
+
+def split_features(trainer: Trainer, net: Normalise, split: str) -> Features:
+    """Features of a split's pictures as they are evaluated, in the order of the data table, in every process.
+
+    Args:
+        trainer: its datamodule gives the pictures, its precision is used.
+        net: a `VisionTransformer` that takes pixels.
+        split: train, val or test.
+
+    Raises:
+        ValueError: the datamodule cannot give a split as it is evaluated.
+    """
+    data: Any = getattr(trainer, "datamodule", None)
+    if not hasattr(data, "loader"):
+        raise ValueError(
+            f"expected a datamodule of this toolkit, for features of its {split} split, but got {type(data).__name__}: "
+            "set model.tuning.head_init to zero."
+        )
+    with trainer.precision_plugin.forward_context():
+        mine = features(net, data.loader(split))
+    if trainer.world_size == 1:
+        return mine
+    # Process r of w has every w-th picture from the r-th on, see `EvalSampler`.
+    shares: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(shares, tuple(mine))
+    count = sum(len(share[0]) for share in shares)
+    merged = []
+    for pieces in zip(*shares, strict=True):
+        whole = pieces[0].new_empty(count, *pieces[0].shape[1:])
+        for rank, piece in enumerate(pieces):
+            whole[rank :: trainer.world_size] = piece
+        merged.append(whole)
+    return Features(*merged)
+
+
+@torch.no_grad()
+def start_head(head: nn.Linear, found: Features, *, binary: bool = False) -> tuple[Ridge, float]:
+    """Set a head to the ridge solution on features, its logits as sharp as left-out pictures want them.
+
+    The factor leaves the order of classes, hence the accuracy, as it is. It makes the head a good start for
+    cross-entropy, which the regression's targets of ±1 are not: see `sharpness`.
+
+    Args:
+        head: changed in place.
+        found: features and labels of the training pictures.
+        binary: the loss is a binary cross-entropy per class, also where a picture has one class.
+
+    Returns:
+        The solution and the factor.
+    """
+    fitted = ridge(found.x, found.y, head.out_features)
+    labels: Tensor = found.y[fitted.scored]
+    if binary and labels.ndim == 1:
+        labels = nn.functional.one_hot(labels, head.out_features)
+    factor = sharpness(fitted.loo_scores, labels)
+    head.weight.copy_(factor * fitted.weight)
+    head.bias.copy_(factor * fitted.bias)
+    return fitted, factor
