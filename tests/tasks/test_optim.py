@@ -89,6 +89,54 @@ def test_a_share_as_warm_up_counts_optimizer_steps():  # C6
     assert make_schedule(ScheduleConfig(warmup=0.1, steps=50), 200).total == 50
 
 
+CURVES = [
+    (
+        ScheduleConfig(name="linear", warmup=2, final=0.1),
+        [0.5, 1.0, 1.0, 1 - 0.9 / 7, 1 - 1.8 / 7, 1 - 2.7 / 7, 1 - 3.6 / 7, 1 - 4.5 / 7, 1 - 5.4 / 7, 0.1],
+    ),
+    (ScheduleConfig(name="constant", warmup=2), [0.5] + [1.0] * 9),
+    (ScheduleConfig(name="constant", cooldown=4), [1.0] * 6 + [0.75, 0.5, 0.25, 0.0]),
+    (
+        ScheduleConfig(name="rsqrt", warmup=2, timescale=3),
+        [0.5, 1.0, *(math.sqrt(3 / (3 + n)) for n in range(8))],
+    ),
+    (
+        ScheduleConfig(name="rsqrt", timescale=3, cooldown=0.2, final=0.1),
+        [*(math.sqrt(3 / (3 + n)) for n in range(8)), (math.sqrt(0.3) + 0.1) / 2, 0.1],
+    ),
+    (ScheduleConfig(name="constant", warmup=6, cooldown=4), [n / 6 for n in range(1, 7)] + [0.75, 0.5, 0.25, 0.0]),
+]
+
+
+@pytest.mark.parametrize(("config", "want"), CURVES)
+def test_each_curve_equals_its_hand_computation_and_stays_at_its_end(config, want):  # C5, C8, D16
+    schedule = make_schedule(config, 10)
+    assert [schedule(step) for step in range(10)] == pytest.approx(want)
+    assert schedule(50) == schedule(9)
+
+
+@pytest.mark.parametrize("config", [config for config, _ in CURVES])
+def test_a_run_that_is_lengthened_keeps_the_curve_of_its_steps(config):  # C8
+    values = {field: getattr(config, field) for field in config.__dataclass_fields__}
+    short = make_schedule(ScheduleConfig(**{**values, "steps": 10}), 10)
+    longer = make_schedule(ScheduleConfig(**{**values, "steps": 10}), 1000)
+    assert [short(step) for step in range(20)] == [longer(step) for step in range(20)]
+
+
+def test_rsqrt_goes_on_where_a_shorter_run_began_to_cool_down():
+    config = ScheduleConfig(name="rsqrt", warmup=2, timescale=5, cooldown=4)
+    short, long = make_schedule(config, 20), make_schedule(config, 40)
+    assert [short(step) for step in range(16)] == [long(step) for step in range(16)]
+    assert short(19) == long(39) == 0.0
+
+
+@pytest.mark.parametrize("config", [config for config, _ in CURVES])
+def test_a_schedule_says_what_it_does(config):
+    text = str(make_schedule(config, 10))
+    assert config.name in text
+    assert ("linear in" in text) == bool(config.cooldown)
+
+
 def test_a_warm_up_longer_than_the_run_is_an_error():  # C8
     with pytest.raises(ValueError, match="at most the 10 steps"):
         make_schedule(ScheduleConfig(warmup=11), 10)
@@ -99,7 +147,14 @@ def test_a_warm_up_longer_than_the_run_is_an_error():  # C8
     [
         (OptimConfig, {"lr": 0.0}, "above 0"),
         (OptimConfig, {"lr": float("nan")}, "above 0"),
-        (OptimConfig, {"name": "adam"}, "adamw or sgd"),
+        (OptimConfig, {"name": "lyon", "lr": 0.1}, "did you mean lion"),
+        (OptimConfig, {"name": "adahessian", "lr": 0.1}, "another of timm's"),
+        (OptimConfig, {"name": "lion"}, "expected optim.lr with optim.name=lion"),
+        (OptimConfig, {"ema": 1.0}, "between 0 and 1"),
+        (OptimConfig, {"ema_start": -1.0}, "at least 0"),
+        (ScheduleConfig, {"name": "cosinus"}, "cosine, linear"),
+        (ScheduleConfig, {"cooldown": 0.1}, "constant or rsqrt"),
+        (ScheduleConfig, {"name": "rsqrt", "timescale": 0.0}, "timescale above 0"),
         (OptimConfig, {"layer_decay": 1.5}, "at most 1"),
         (OptimConfig, {"weight_decay": -1.0}, "at least 0"),
         (ScheduleConfig, {"warmup": -1.0}, "at least 0"),
@@ -122,7 +177,7 @@ def test_what_is_configured_wins_over_what_an_optimizer_remembers(name):  # D6
     after = make_optimizer(new, groups)
     after.load_state_dict(before.state_dict())
     assert after.param_groups[0]["lr"] == 0.1
-    apply_to_optimizer(after, new, groups)
+    apply_to_optimizer(after, groups)
     assert after.param_groups[0]["lr"] == 0.7
     assert {group["weight_decay"] for group in after.param_groups} == {0.0, 0.2}
     key, value = ("momentum", 0.8) if name == "sgd" else ("betas", (0.7, 0.9))
@@ -134,3 +189,43 @@ def test_optimizers_are_torchs_own():
     groups = parameter_groups(model, lr=0.1, weight_decay=0.0, layer_decay=1.0)
     assert type(make_optimizer(OptimConfig(name="sgd", lr=0.1), groups)) is torch.optim.SGD
     assert type(make_optimizer(OptimConfig(lr=0.1), groups)) is torch.optim.AdamW
+
+
+def other_optimizers():
+    from timm.optim import list_optimizers
+
+    # These need packages that are not here, or second derivatives.
+    return [
+        n for n in list_optimizers() if not n.startswith(("bnb", "fused")) and n not in ("adahessian", "sgd", "adamw")
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:It is highly recommended to have 'opt_einsum'")
+@pytest.mark.parametrize("name", other_optimizers())
+def test_every_optimizer_of_timm_moves_all_parameters_by_its_groups(name):
+    model = tiny()
+    torch.nn.init.normal_(model.head.weight, std=0.1)
+    config = OptimConfig(name=name, lr=1e-3)
+    groups = parameter_groups(model, lr=1e-3, weight_decay=0.01, layer_decay=0.5)
+    optimizer = make_optimizer(config, groups)
+    assert [g["lr"] for g in optimizer.param_groups] == [g["lr"] for g in groups]
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [g["weight_decay"] for g in groups]
+    before = [p.detach().clone() for p in model.parameters()]
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 3, 32, 32, generator=draw)).logsumexp(1).mean()
+        loss.backward()
+        optimizer.step()
+    assert all(p.isfinite().all() for p in model.parameters())
+    moved = [n for (n, p), b in zip(model.named_parameters(), before, strict=True) if not torch.equal(p, b)]
+    assert len(moved) >= 0.9 * len(before), moved
+    apply_to_optimizer(optimizer, groups)
+
+
+def test_betas_that_an_optimizer_cannot_take_are_refused():
+    groups = parameter_groups(tiny(), lr=1e-3, weight_decay=0.01, layer_decay=1.0)
+    with pytest.raises(ValueError, match="expected timm to make the optimizer lion"):
+        make_optimizer(OptimConfig(name="lion", lr=1e-3, betas=(0.9, 1.5)), groups)
+    chosen = make_optimizer(OptimConfig(name="lion", lr=1e-3, betas=(0.5, 0.6)), groups)
+    assert chosen.param_groups[0]["betas"] == (0.5, 0.6)

@@ -59,8 +59,10 @@ class StageMetrics(nn.Module):
 
     def reset(self) -> None:
         """Forget all batches."""
-        self.loss.reset()
-        self.metrics.reset()
+        # Counters made in inference mode, as at the end of `trainer.validate`, could not be counted up in training.
+        with torch.inference_mode(False):
+            self.loss.reset()
+            self.metrics.reset()
 
 
 def accuracy_interval(right: int, total: int, confidence: float = 0.95) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule
 from vit.data.module import ImageDataModule
 from vit.models.attention import cpu_computes_bf16
 from vit.tasks.base import Task
-from vit.tasks.optim import make_schedule
+from vit.tasks.optim import OptimConfig, make_schedule, steps_of
 
 
 def choose_precision(accelerator: str) -> tuple[str, str]:
@@ -173,10 +173,9 @@ def _training_lines(model: Task, trainer: dict[str, Any], batches: int) -> dict[
     first = "  ".join(rates)
     lines = {
         "steps": [steps],
-        "optimizer": [f"{optim.name}, {_optimizer_line(model)}"],
+        "optimizer": [f"{optim.name}, {_optimizer_line(model)}", *_weights_lines(optim, made.total)],
         "schedule": [
-            _with_reason(f"warm-up of {made.warmup} steps", reasons.get("schedule.warmup"))
-            + f", then cosine to {schedule.final:g} of the highest rate at step {made.total:,}",
+            f"{made}{f' (warm-up: {why})' if (why := reasons.get('schedule.warmup')) else ''}",
             f"lr at {first}",
         ],
         "lr by group": _group_lines(model),
@@ -194,6 +193,16 @@ def _optimizer_line(model: Task) -> str:
     for reason, group in itertools.groupby(names, key=lambda name: reasons.get(f"optim.{name}")):
         parts.append(_with_reason(", ".join(f"{name} {getattr(optim, name):g}" for name in group), reason))
     return ", ".join(parts)
+
+
+def _weights_lines(optim: OptimConfig, total: int) -> list[str]:
+    """What else is done with the weights, where it is asked for."""
+    lines = []
+    if optim.ema is not None:
+        start = steps_of(optim.ema_start, total)
+        lines.append(f"an average of the weights (ema {optim.ema:g}) is scored and kept from step {start + 1:,} on")
+    lines += ["blocks are computed again in the backward pass"] if optim.gradient_checkpointing else []
+    return lines + (["compiled by torch.compile"] if optim.compile else [])
 
 
 def _moments(total: int) -> list[tuple[float, int]]:

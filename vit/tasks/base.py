@@ -3,13 +3,18 @@
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from torch.utils.data import DataLoader
 
 from vit.data.batch import Batch
 from vit.data.sampler import mix
 from vit.data.transforms import Preprocessing
 from vit.models.vit import VisionTransformer
-from vit.tasks.optim import Schedule, apply_to_optimizer, make_optimizer, make_schedule, parameter_groups
+from vit.tasks.accumulate import window_factor
+from vit.tasks.averaging import Averaging, live_weights_first
+from vit.tasks.optim import Schedule, apply_to_optimizer, make_optimizer, make_schedule, parameter_groups, steps_of
 from vit.tasks.recipe import Resolved
 
 
@@ -36,6 +41,8 @@ class Task(LightningModule):
     weights: str | None = None
     weights_report: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    averaging: Averaging | None = None
+    _window = 1.0
 
     @property
     def model(self) -> VisionTransformer:
@@ -58,10 +65,24 @@ class Task(LightningModule):
         if hasattr(data, "preprocessing"):
             data.preprocessing = self.preprocessing  # type: ignore[union-attr]
 
+    def configure_callbacks(self) -> list[Callback]:
+        """The average of the weights, where it is asked for."""
+        decay = self.resolved.optim.ema
+        if decay is not None and self.averaging is None:
+            self.averaging = Averaging(decay)
+        return [] if self.averaging is None else [self.averaging]
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimizer; its learning rates are set before each step by `on_train_batch_start`."""
+        o = self.resolved.optim
         self.lr_factor: Schedule = make_schedule(self.resolved.schedule, self._run_steps())
-        return make_optimizer(self.resolved.optim, self.parameter_groups())
+        if self.averaging is not None:
+            self.averaging.start = steps_of(o.ema_start, self.lr_factor.total)
+        self.model.gradient_checkpointing = o.gradient_checkpointing
+        if o.compile:
+            # In place: a wrapper would put its own name before those of the weights.
+            self.model.compile()
+        return make_optimizer(o, self.parameter_groups())
 
     def _run_steps(self) -> int:
         steps = self.trainer.estimated_stepping_batches
@@ -83,7 +104,7 @@ class Task(LightningModule):
     def on_train_start(self) -> None:
         """After a checkpoint was read: what is configured now wins over what the optimizer remembers."""
         groups = self.parameter_groups()
-        apply_to_optimizer(self.trainer.optimizers[0], self.resolved.optim, groups)
+        apply_to_optimizer(self.trainer.optimizers[0], groups)
         self.highest_lrs = [group["lr"] for group in groups]
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -92,6 +113,20 @@ class Task(LightningModule):
         for group, highest in zip(self.trainer.optimizers[0].param_groups, self.highest_lrs, strict=True):
             group["lr"] = highest * factor
         torch.manual_seed(mix(self.seed, self.trainer.current_epoch, batch_idx, self.trainer.global_rank))
+        loader: Any = self.trainer.train_dataloader
+        known = isinstance(loader, DataLoader) and loader.batch_size is not None
+        self._window = window_factor(
+            batch_idx,
+            len(batch.labels),
+            accumulate=self.trainer.accumulate_grad_batches,
+            batches=self.trainer.num_training_batches,
+            batch_size=loader.batch_size if known else None,
+            pictures=len(loader.sampler) if known else None,
+        )
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Gradients of the batch's loss, by its share in the window of accumulated batches."""
+        super().backward(loss if self._window == 1 else loss * self._window, *args, **kwargs)
 
     def configure_gradient_clipping(
         self,
@@ -115,6 +150,8 @@ class Task(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another architecture before any weight is touched.
 
+        Training goes on with the live weights, everything else gets what was scored.
+
         Raises:
             ValueError: names the options that differ.
         """
@@ -132,6 +169,8 @@ class Task(LightningModule):
                 f"expected the architecture of the checkpoint, but it differs in {shown}. Leave these options "
                 "out, or start a new run with model.weights."
             )
+        if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            live_weights_first(checkpoint)
 
 
 _WITHOUT_WEIGHTS = (

@@ -1,0 +1,124 @@
+"""What every task does around its step: windows of accumulated batches, compiling, gradient checkpointing."""
+
+import functools
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch.nn import functional as F
+
+from vit.data import Folder, ImageDataModule
+from vit.tasks import Classifier, EncoderOptions, OptimConfig, ScheduleConfig
+
+TINY = EncoderOptions(image_size=16, patch_size=8, width=16, depth=2, heads=2)
+
+
+def model(encoder=TINY, **optim):
+    return Classifier(
+        classes=["blue", "green", "red"],
+        encoder=encoder,
+        optim=OptimConfig(**{"lr": 1e-3, **optim}),
+        schedule=ScheduleConfig(warmup=0.0),
+        seed=1,
+    )
+
+
+def fit(net, tmp_path, root, *, batch_size=6, drop_last=False, **options):
+    common = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "use_distributed_sampler": False,
+        "default_root_dir": tmp_path,
+        "max_epochs": 1,
+        "num_sanity_val_steps": 0,
+    }
+    source = Folder(root=str(root), batch_size=batch_size, num_workers=0, seed=1, drop_last=drop_last)
+    made = Trainer(**{**common, **options})
+    made.fit(net, ImageDataModule(source))
+    return made
+
+
+class Windows(Classifier):
+    """Keeps the pictures and the gradient of each accumulated window."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        super().on_train_batch_start(batch, batch_idx)
+        self.pictures.append((batch.images.clone(), batch.labels.clone()))
+
+    def on_before_optimizer_step(self, optimizer):
+        images, labels = (torch.cat(part) for part in zip(*self.pictures, strict=True))
+        want = torch.autograd.grad(F.cross_entropy(self(images), labels), self.model.head.weight)[0]
+        self.windows.append((len(labels), self.model.head.weight.grad.clone(), want))
+        self.pictures.clear()
+
+
+def test_each_accumulated_gradient_is_the_mean_over_the_pictures_of_its_window(tmp_path, tiny_folder):  # C7
+    torch.manual_seed(0)
+    net = model(name="sgd", lr=1e-9, momentum=0.0)
+    net.__class__ = Windows
+    net.pictures, net.windows = [], []
+    fit(net, tmp_path, tiny_folder, batch_size=5, accumulate_grad_batches=3, limit_val_batches=0)
+    assert [size for size, *_ in net.windows] == [15, 15, 6]  # 36 pictures: the last window has batches of 5 and 1
+    for _, got, want in net.windows:
+        assert torch.allclose(got, want, atol=1e-6)
+
+
+def test_compiling_changes_no_name_and_no_result(tmp_path, tiny_folder, monkeypatch, as_users_run):
+    used = []
+
+    def backend(graph, inputs):
+        used.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    states = []
+    for on in (False, True):
+        torch.manual_seed(0)
+        net = model(compile=on)
+        made = fit(net, tmp_path, tiny_folder, max_steps=3)
+        made.save_checkpoint(tmp_path / "x.ckpt")
+        states.append(torch.load(tmp_path / "x.ckpt", weights_only=True)["state_dict"])
+        assert bool(used) == on
+    plain, compiled = states
+    assert list(plain) == list(compiled)
+    assert all(torch.allclose(plain[name], compiled[name], atol=1e-5) for name in plain)
+
+
+def test_gradient_checkpointing_computes_blocks_twice_and_learns_the_same(tmp_path, tiny_folder):
+    encoder = EncoderOptions(image_size=16, patch_size=8, width=16, depth=2, heads=2, dropout=0.2, drop_path=0.2)
+    states, counts = [], []
+    for on in (False, True):
+        torch.manual_seed(0)
+        net = model(encoder, gradient_checkpointing=on)
+        calls = []
+        net.model.blocks[0].attn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        fit(net, tmp_path, tiny_folder, max_steps=3, limit_val_batches=0)
+        states.append(net.state_dict())
+        counts.append(len(calls))
+    assert counts[1] == 2 * counts[0] == 6
+    assert all(torch.allclose(value, states[1][name], atol=1e-6) for name, value in states[0].items())
+
+
+@pytest.mark.parametrize("name", ["lion", "lamb"])
+def test_other_optimizers_train_and_resume(tmp_path, tiny_folder, name):
+    net = model(name=name, lr=1e-3)
+    made = fit(net, tmp_path, tiny_folder)
+    made.save_checkpoint(tmp_path / "x.ckpt")
+    again = model(name=name, lr=1e-3)
+    fit_on = Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        default_root_dir=tmp_path,
+    )
+    source = Folder(root=str(tiny_folder), batch_size=6, num_workers=0, seed=1)
+    fit_on.fit(again, ImageDataModule(source), ckpt_path=tmp_path / "x.ckpt", weights_only=True)
+    assert fit_on.global_step == 12
