@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from vit.data.augment import Augmentation
 from vit.data.batch import Batch
 from vit.data.cifar import CIFAR10, CIFAR100
 from vit.data.csv_table import Table
@@ -13,7 +14,7 @@ from vit.data.imagenet import ImageNet
 from vit.data.source import Source
 from vit.data.split import read_split, write_split
 from vit.data.table import DataTable, Rows, write_table
-from vit.data.transforms import Augmentation, Preprocessing, evaluation_transform, training_transform
+from vit.data.transforms import Preprocessing, evaluation_transform, training_transform
 
 if TYPE_CHECKING:
     from vit.data.module import ImageDataModule

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vit.data.augment import Augmentation
 from vit.data.folder import scan_folder
 from vit.data.source import Source
 from vit.data.table import Rows, make_cache_folder
-from vit.data.transforms import Augmentation
 
 COUNT = 1797
 
-_AUGMENT = Augmentation(crop_scale=(0.6, 1.0), crop_ratio=(0.85, 1.18), flip=0.0)
+_AUGMENT = Augmentation(preset="light", flip=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

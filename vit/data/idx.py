@@ -11,14 +11,14 @@ import numpy as np
 from jaxtyping import UInt8
 from numpy import ndarray
 
+from vit.data.augment import Augmentation
 from vit.data.source import Source
 from vit.data.stratify import TEST, TRAIN
 from vit.data.table import Rows
-from vit.data.transforms import Augmentation
 
 _BYTES = 0x08  # the type code of unsigned bytes
 _MOST_BYTES = 2_000_000_000
-_AUGMENT = Augmentation(crop_scale=(0.6, 1.0), crop_ratio=(0.85, 1.18), flip=0.0)
+_AUGMENT = Augmentation(preset="light", flip=0.0)
 _KINDS = {"train": TRAIN, "t10k": TEST}
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
+from vit.data.augment import Augmentation, Drawn, Finish
 from vit.data.decode import WHITE, View
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
@@ -147,32 +148,6 @@ class Preprocessing:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Augmentation:
-    """What training draws at random for each picture.
-
-    Args:
-        crop_scale: least and largest share of the picture's area that a crop keeps, in (0, 1].
-        crop_ratio: least and largest width / height of the crop.
-        flip: probability of a left-right flip; 0 where left and right matter, as with digits.
-
-    Raises:
-        ValueError: a value out of its range.
-    """
-
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise ValueError(f"expected crop_scale with 0 < least <= most <= 1, but got {self.crop_scale}.")
-        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
-            raise ValueError(f"expected crop_ratio with 0 < least <= most, but got {self.crop_ratio}.")
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"expected a flip probability in [0, 1], but got {self.flip}.")
-
-
 Transform = Callable[[Image.Image], UInt8[Tensor, "c h w"]]
 
 
@@ -184,9 +159,14 @@ def evaluation_transform(preprocessing: Preprocessing) -> Transform:
     return _Evaluation(preprocessing)
 
 
-def training_transform(preprocessing: Preprocessing, augmentation: Augmentation) -> "Training":
-    """A random resized crop and flip, drawn from torch's default generator."""
-    return Training(preprocessing, augmentation)
+def training_transform(preprocessing: Preprocessing, augmentation: Augmentation) -> "Training | Still":
+    """What training draws, from torch's default generator: `Training`, or `Still` where nothing is cropped.
+
+    Raises:
+        ValueError: an augmentation that the number of channels does not allow.
+    """
+    drawn = augmentation.resolve()
+    return Still(preprocessing, drawn) if drawn.crop_scale is None else Training(preprocessing, drawn)
 
 
 class _Evaluation:
@@ -230,13 +210,13 @@ class Training:
     `vit.data.decode.decode_view`.
     """
 
-    def __init__(self, preprocessing: Preprocessing, augmentation: Augmentation) -> None:
+    def __init__(self, preprocessing: Preprocessing, drawn: Drawn) -> None:
         self.preprocessing = preprocessing
-        self.flip = augmentation.flip
         self.resample = _RESAMPLING[preprocessing.interpolation]
         self.crop = RandomResizedCrop(
-            preprocessing.size, scale=augmentation.crop_scale, ratio=augmentation.crop_ratio, antialias=True
+            preprocessing.size, scale=drawn.crop_scale, ratio=drawn.crop_ratio, antialias=True
         )
+        self.rest = Finish(drawn, mean=preprocessing.mean, std=preprocessing.std)
 
     def view(self, width: int, height: int) -> View:
         """Draw the crop of an upright picture of this size, as torchvision's `RandomResizedCrop` draws it."""
@@ -247,10 +227,21 @@ class Training:
 
     def finish(self, picture: Image.Image | UInt8[Tensor, "c h w"]) -> UInt8[Tensor, "c h w"]:
         """Draw the rest and apply it to the resized crop."""
-        image = picture if isinstance(picture, Tensor) else F.pil_to_tensor(picture)
-        return image.flip(-1) if float(torch.rand(())) < self.flip else image
+        return self.rest(picture if isinstance(picture, Tensor) else F.pil_to_tensor(picture))
 
     def __call__(self, picture: Image.Image) -> UInt8[Tensor, "c h w"]:
         """Crop, resize and finish a decoded picture."""
         view = self.view(*picture.size)
         return self.finish(picture.resize((view.width, view.height), self.resample, box=view.box))
+
+
+class Still:
+    """The whole picture as evaluation shows it, bit for bit; only what follows the resize may be drawn."""
+
+    def __init__(self, preprocessing: Preprocessing, drawn: Drawn) -> None:
+        self.show = evaluation_transform(preprocessing)
+        self.rest = Finish(drawn, mean=preprocessing.mean, std=preprocessing.std)
+
+    def __call__(self, picture: Image.Image) -> UInt8[Tensor, "c h w"]:
+        """Resize, crop in the middle, and finish."""
+        return self.rest(self.show(picture))
