@@ -16,10 +16,12 @@ from vit.data import (
     Digits,
     FashionMNIST,
     Folder,
+    HuggingFace,
     ImageDataModule,
     ImageNet,
     Source,
     Table,
+    WebDataset,
 )
 
 
@@ -43,6 +45,10 @@ def test_a_source_is_chosen_by_its_bare_name():
     )
     assert parse("--data=FashionMNIST", "--data.root=x") == FashionMNIST(root="x")
     assert parse("--data=Digits", "--data.folds=5", "--data.fold=2") == Digits(folds=5, fold=2)
+    assert parse("--data=HuggingFace", "--data.hub=uoft-cs/cifar10") == HuggingFace(hub="uoft-cs/cifar10")
+    assert parse("--data=WebDataset", "--data.root=x", "--data.train_shards=a-{0..9}.tar") == WebDataset(
+        root="x", train_shards="a-{0..9}.tar"
+    )
     assert parse("--data=CIFAR100", "--data.labels=coarse") == CIFAR100(labels="coarse")
 
 
@@ -65,7 +71,7 @@ def test_wrong_options_are_refused(word):
 
 
 def test_every_source_is_frozen_and_keyword_only():
-    for kind in (Folder, Table, ImageNet, Digits, CIFAR10, CIFAR100, IDX, MNIST, FashionMNIST):
+    for kind in (Folder, Table, ImageNet, Digits, CIFAR10, CIFAR100, IDX, MNIST, FashionMNIST, HuggingFace, WebDataset):
         assert kind.__dataclass_params__.frozen
         assert all(field.kw_only for field in dataclasses.fields(kind))
         assert issubclass(kind, Source)

@@ -9,12 +9,14 @@ from vit.data.csv_table import Table
 from vit.data.decode import DecodeError
 from vit.data.digits import Digits
 from vit.data.folder import Folder
+from vit.data.hugging_face import HuggingFace
 from vit.data.idx import IDX, MNIST, FashionMNIST
 from vit.data.imagenet import ImageNet
 from vit.data.source import Source
 from vit.data.split import read_split, write_split
 from vit.data.table import DataTable, Rows, write_table
 from vit.data.transforms import Preprocessing, evaluation_transform, training_transform
+from vit.data.webdataset import WebDataset
 
 if TYPE_CHECKING:
     from vit.data.module import ImageDataModule
@@ -31,12 +33,14 @@ __all__ = [
     "Digits",
     "FashionMNIST",
     "Folder",
+    "HuggingFace",
     "ImageDataModule",
     "ImageNet",
     "Preprocessing",
     "Rows",
     "Source",
     "Table",
+    "WebDataset",
     "evaluation_transform",
     "read_split",
     "training_transform",

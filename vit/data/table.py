@@ -4,11 +4,12 @@ An Arrow IPC file in the cache folder, memory-mapped and pickled as its path, so
 and spawned workers cost little. Rows are ordered train, val, test: a split is a range, not a list of numbers.
 
 Columns: `path` (bytes of the file system's encoding, relative to the root, "/" between parts), `image`
-(encoded picture; only in tables that carry their pictures), `label`, `split`, `group`, `weight` (the last two
-optional). The schema's metadata holds the ordered class names, the root and what the source wants to
-remember.
+(encoded picture; only in tables that carry their pictures), `file`, `offset`, `length` (where the encoded picture
+lies in a larger file; only in tables of shards), `label`, `split`, `group`, `weight` (the last two optional). The
+schema's metadata holds the ordered class names, the root, the shards and what the source wants to remember.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -28,6 +29,7 @@ SPLITS = ("train", "val", "test")
 UNASSIGNED = -1
 
 _METADATA = b"vit_toolkit"
+_RANGE = ("file", "offset", "length")
 _VERSION = 1
 
 
@@ -73,6 +75,8 @@ class Rows:
         labels: (n,) class index per row; later also lists (several labels) or vectors (soft labels).
         splits: (n,) position in `SPLITS`, or -1 where the source leaves the choice to the split rule.
         images: encoded pictures, for sources without files.
+        shards: larger files that hold the pictures, relative to root.
+        ranges: (n, 3) int64 per row: position in `shards`, first byte, number of bytes.
         groups: name of the patient, scene or video of each row.
         weights: (n,) sampling or loss weight of each row.
         info: plain values for the plan (what was skipped, where a split came from).
@@ -84,6 +88,8 @@ class Rows:
     labels: Any
     splits: Int[ndarray, " n"]
     images: list[bytes] | None = None
+    shards: list[str] | None = None
+    ranges: Int[ndarray, "n 3"] | None = None
     groups: list[str] | None = None
     weights: Float[ndarray, " n"] | None = None
     info: dict[str, Any] = field(default_factory=dict)
@@ -96,7 +102,7 @@ class Rows:
                 return None if values is None else values[where]
             return [values[i] for i in where]
 
-        names = ("paths", "labels", "splits", "images", "groups", "weights")
+        names = ("paths", "labels", "splits", "images", "ranges", "groups", "weights")
         return replace(self, **{name: part(getattr(self, name)) for name in names})
 
 
@@ -129,6 +135,10 @@ class DataTable:
         self._length = batch.num_rows
         self._paths = columns["path"]
         self._images = columns.get("image")
+        self._places: list[Int[ndarray, " n"]] | None = None
+        if "offset" in columns:
+            self._shards = [os.path.join(self.root, name) for name in meta["shards"]]
+            self._places = [columns[name].to_numpy(zero_copy_only=True) for name in _RANGE]
         self._label_column = columns["label"]
         flat = pa.types.is_integer(self._label_column.type)
         self._labels = self._label_column.to_numpy(zero_copy_only=True) if flat else None
@@ -163,7 +173,7 @@ class DataTable:
         return self._paths[self._checked(index)].as_py().decode("utf-8", "backslashreplace")
 
     def path(self, index: int) -> str:
-        """Absolute path of a row's file (for a table that carries its pictures: archive and name in it)."""
+        """Absolute path of a row's file (for pictures in archives, shards or the table: archive and name in it)."""
         return os.path.join(self.root, os.fsdecode(self._paths[self._checked(index)].as_py()))
 
     def read(self, index: int) -> bytes:
@@ -174,6 +184,14 @@ class DataTable:
         """
         if self._images is not None:
             return self._images[self._checked(index)].as_py()
+        if self._places is not None:
+            shard, offset, length = self._place(index)
+            with open(shard, "rb") as file:
+                file.seek(offset)
+                data = file.read(length)
+            if len(data) != length:
+                raise OSError(errno.EIO, "the shard ends before the picture does", shard)
+            return data
         with open(self.path(index), "rb") as file:
             return file.read()
 
@@ -181,7 +199,21 @@ class DataTable:
         """Bytes of a row's encoded picture, without reading it."""
         if self._images is not None:
             return len(self._images[self._checked(index)].as_buffer())
+        if self._places is not None:
+            return self._place(index)[2]
         return os.stat(self.path(index)).st_size
+
+    def identity(self, index: int) -> bytes:
+        """What changes when a row's picture changes: its file's path, size and time, or else its bytes.
+
+        Raises:
+            OSError: the file is not there.
+        """
+        if self._images is not None:
+            return self.read(index)
+        path = self.path(index) if self._places is None else self._place(index)[0]
+        status = os.stat(path)
+        return os.fsencode(f"{self.path(index)}\0{status.st_size}\0{status.st_mtime_ns}")
 
     def label(self, index: int) -> Any:
         """Label of a row: an int, or a list for several or soft labels."""
@@ -221,6 +253,12 @@ class DataTable:
         """Group of a row; None in a table without groups."""
         return None if self._groups is None else self._groups[self._checked(index)].as_py()
 
+    def _place(self, index: int) -> tuple[str, int, int]:
+        """Shard, first byte and number of bytes of a row's picture."""
+        assert self._places is not None
+        shard, offset, length = (int(values[self._checked(index)]) for values in self._places)
+        return self._shards[shard], offset, length
+
     def _checked(self, index: int) -> int:
         if not 0 <= index < self._length:
             raise IndexError(f"row {index} of a table with {self._length} rows")
@@ -257,6 +295,10 @@ def write_table(rows: Rows) -> DataTable:
     }
     if rows.images is not None:
         columns["image"] = _bytes_array(rows.images, order)
+    if rows.ranges is not None:
+        kinds = (pa.int32(), pa.int64(), pa.int64())
+        columns |= {n: pa.array(rows.ranges[order, i], kinds[i]) for i, n in enumerate(_RANGE)}
+        meta["shards"] = rows.shards
     if rows.groups is not None:
         columns["group"] = pa.array([rows.groups[i] for i in order], pa.string())
     if rows.weights is not None:
