@@ -34,3 +34,20 @@ def plant(tmp_path: Path, draw) -> Callable[[Mapping[str, int]], Path]:
         return root
 
     return make
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Class folders of 24 training JPEGs, 8 in the rarer class: smooth colours, several sizes, every orientation."""
+    random = np.random.default_rng(0)
+    sizes = [(150, 100), (64, 96), (240, 180), (33, 47)]
+    for number in range(26):
+        coarse = Image.fromarray(random.integers(0, 256, (5, 5, 3), dtype=np.uint8))
+        picture = coarse.resize(sizes[number % 4], Image.Resampling.BICUBIC)
+        exif = Image.Exif()
+        exif[0x0112] = number % 8 + 1
+        split = "val" if number >= 24 else "train"
+        folder = tmp_path / "photos" / split / ("rare" if number % 3 == 0 else "usual")
+        folder.mkdir(parents=True, exist_ok=True)
+        picture.save(folder / f"{number:02d}.jpg", quality=90, exif=exif)
+    return tmp_path / "photos"

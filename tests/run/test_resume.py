@@ -75,6 +75,17 @@ def test_a_cut_run_goes_on_bit_for_bit(tmp_path, tiny, workers, after, monkeypat
     assert resumed.record["val"]["loss"] == unbroken.record["val"]["loss"]
 
 
+def test_a_cut_run_that_mixes_pictures_goes_on_bit_for_bit(tmp_path, tiny, monkeypatch):  # C14
+    args = [*tiny, "--model.mixing.mixup=0.8", "--model.mixing.cutmix=1.0", "--save_every_n_steps=1"]
+    args += ["--data.num_workers=0", "--trainer.max_epochs=2"]
+    unbroken = session.fit([*args, "--name=unbroken"])
+    fit_with(Cut(9), [*args, "--name=cut"], Cut.Now, monkeypatch)
+    resumed = session.fit([], resume=str(tmp_path / "outputs" / "cut" / "1"))
+    assert equal(resumed.last, unbroken.last)
+    plain = session.fit([*args, "--name=plain", "--model.mixing.mixup=0", "--model.mixing.cutmix=0"])
+    assert not equal(plain.last, unbroken.last)
+
+
 def _losses(run):
     with (run.path / "metrics.csv").open(newline="") as file:
         return [(row["epoch"], row["val_loss"], row["lr"]) for row in csv.DictReader(file)]

@@ -1,6 +1,7 @@
 """One split of the table as samples, and samples as batches."""
 
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -9,12 +10,15 @@ from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
+from torchvision.transforms.v2.functional import pil_to_tensor
 
-from vit.data.decode import DecodeError, decode, decode_view, named, read_header
-from vit.data.jpeg import decode_tensor_view, fits_tensors
+from vit.data.arrays import decode_channels, evaluated, is_array
+from vit.data.cache import PictureCache
+from vit.data.decode import DecodeError, View, decode, decode_view, named, read_header
+from vit.data.jpeg import decode_tensor_view, fits_tensors, part_of
 from vit.data.sampler import Key, mix, seeded
 from vit.data.table import DataTable
-from vit.data.transforms import Preprocessing, Training, Transform
+from vit.data.transforms import Preprocessing, Still, Training, Transform
 
 log = logging.getLogger("vit.data")
 
@@ -55,24 +59,31 @@ class Pictures(Dataset[Sample]):
     Args:
         table: the data table.
         split: name of the split, or None for all rows.
-        transform: upright picture → uint8 tensor.
+        transform: upright picture → uint8 tensor; None shows pictures as they are evaluated.
         preprocessing: says channels, background and value range for decoding.
         max_pixels: largest picture that is decoded.
         seed: of what the transform draws; None for a transform that draws nothing.
         max_errors: unreadable files that one process replaces before it stops; None stops at the first.
+        cache: keeps what is shown of training pictures; crops are then taken from shrunken ones.
     """
 
     def __init__(
         self,
         table: DataTable,
         split: str | None,
-        transform: Transform,
+        transform: Transform | None,
         *,
         preprocessing: Preprocessing,
         max_pixels: int,
         seed: int | None = None,
         max_errors: int | None = None,
+        cache: PictureCache | None = None,
     ) -> None:
+        if cache is not None and not isinstance(transform, Training | Still):
+            raise ValueError(
+                "expected training with one view per picture with data.cache, but it has others. Use none."
+            )
+        self.cache = cache
         self.max_errors, self._bad = max_errors, set[int]()
         self.table, self.rows = table, table.rows(split)
         self.transform, self.preprocessing = transform, preprocessing
@@ -97,7 +108,7 @@ class Pictures(Dataset[Sample]):
 
     def _sample(self, row: int, epoch: int, repeat: int) -> Sample:
         with seeded(mix(self.seed, epoch, row, repeat)) if self.seed is not None else nullcontext():
-            image = self._image(self._read(row), self.table.path(row))
+            image = self._image(row)
         return Sample(image, self.table.label(row), row, self.table.weight(row))
 
     def _count(self, row: int, error: DecodeError) -> None:
@@ -113,24 +124,57 @@ class Pictures(Dataset[Sample]):
             ) from error
         log.warning("skipped, another picture takes its place (%d skipped so far): %s", len(self._bad), error)
 
-    def _image(self, data: bytes, name: str) -> UInt8[Tensor, "c h w"]:
-        p, transform, limit = self.preprocessing, self.transform, self.max_pixels
-        if not isinstance(transform, Training):
-            return transform(
-                decode(
-                    data,
-                    name=name,
-                    channels=p.channels,
-                    background=p.background,
-                    value_range=p.value_range,
-                    max_pixels=limit,
-                    orient=p.orient,
-                )
-            )
+    def _image(self, row: int) -> UInt8[Tensor, "c h w"]:
+        transform, cache = self.transform, self.cache
+        if isinstance(transform, Training):
+            return transform.finish(self._crop(row, transform))
+        if transform is not None and not isinstance(transform, Still):
+            return transform(self._whole(row))
+        shown = (
+            self._evaluated(row) if cache is None else cache.pixels(self._identity(row), lambda: self._evaluated(row))
+        )
+        return shown if transform is None else transform.rest(shown)
+
+    def _crop(self, row: int, transform: Training) -> Image.Image | UInt8[Tensor, "c h w"]:
+        """The crop that training draws, from as few pixels as it needs, or from the picture in the cache."""
+        cache = self.cache
+        if cache is None:
+            return self._view(row, transform, transform.view)
+
+        def kept() -> UInt8[Tensor, "c h w"]:
+            picture = self._view(row, transform, cache.view)
+            return picture if isinstance(picture, Tensor) else pil_to_tensor(picture)
+
+        pixels = cache.pixels(self._identity(row), kept)
+        return part_of(pixels, transform.view(pixels.shape[2], pixels.shape[1]), transform.resample)
+
+    def _evaluated(self, row: int) -> UInt8[Tensor, "c h w"]:
+        return evaluated(self._read(row), self.preprocessing, name=self.table.path(row), max_pixels=self.max_pixels)
+
+    def _whole(self, row: int) -> Image.Image:
+        p = self.preprocessing
+        return decode(
+            self._read(row),
+            name=self.table.path(row),
+            channels=p.channels,
+            background=p.background,
+            value_range=p.value_range,
+            max_pixels=self.max_pixels,
+            orient=p.orient,
+        )
+
+    def _view(
+        self, row: int, transform: Training, choose: Callable[[int, int], View]
+    ) -> Image.Image | UInt8[Tensor, "c h w"]:
+        """The part of a picture that is chosen once its width and height are known."""
+        data, p, name = self._read(row), self.preprocessing, self.table.path(row)
+        if is_array(data, p.channels):
+            pixels = torch.from_numpy(decode_channels(data, p, name=name, max_pixels=self.max_pixels))
+            return part_of(pixels, choose(pixels.shape[2], pixels.shape[1]), transform.resample)
 
         def view() -> Image.Image | Tensor:
-            header = read_header(data, max_pixels=limit, orient=p.orient)
-            wanted = transform.view(*header.size)
+            header = read_header(data, max_pixels=self.max_pixels, orient=p.orient)
+            wanted = choose(*header.size)
             if fits_tensors(header, wanted, transform.resample, p.channels):
                 pixels = decode_tensor_view(data, wanted, transform.resample)
                 if pixels is not None:
@@ -144,7 +188,13 @@ class Pictures(Dataset[Sample]):
                 value_range=p.value_range,
             )
 
-        return transform.finish(named(view, name))
+        return named(view, name)
+
+    def _identity(self, row: int) -> bytes:
+        try:
+            return self.table.identity(row)
+        except OSError as error:
+            raise DecodeError(f"{self.table.path(row)}: cannot be read ({error.strerror}).") from error
 
     def _read(self, row: int) -> bytes:
         try:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from jaxtyping import Shaped, UInt8
+from numpy import ndarray
 from PIL import (  # noqa: F401  (importing a plugin registers its format)
     AvifImagePlugin,
     BmpImagePlugin,
@@ -64,7 +66,7 @@ _DCT_SCALES = (8, 4, 2)
 
 # Wanted pixels per side that are left for the resize, which smooths better than the decoder: with 1.25 the mean
 # difference from a full decode is 0.4 grey levels on 1600 x 1200 photographs, with 1 it is 1.0.
-_MARGIN = 1.25
+VIEW_MARGIN = 1.25
 
 # EXIF orientation -> what turns the stored pixels upright; 1 is upright.
 _ORIENTATION = 0x0112
@@ -155,22 +157,30 @@ def decode(
     Raises:
         DecodeError: the file is missing, broken, too large or no picture.
     """
-    if isinstance(source, bytes):
-        data, name = source, name or "<bytes>"
-    else:
-        name = name or os.fspath(source)
-        try:
-            with open(source, "rb") as file:
-                data = file.read()
-        except OSError as error:
-            raise DecodeError(f"{name}: cannot be read ({error.strerror}).") from error
+    data, name = encoded(source, name)
 
     def pixels() -> Image.Image:
         picture, orientation = read_header(data, max_pixels=max_pixels, orient=orient)
         picture.load()
-        return _to_channels(_to_8_bit(_turned(picture, orientation), value_range), channels, background)
+        return _to_channels(_to_8_bit(turned(picture, orientation), value_range), channels, background)
 
     return named(pixels, name)
+
+
+def encoded(source: bytes | str | os.PathLike[str], name: str | None = None) -> tuple[bytes, str]:
+    """A picture's bytes and what an error calls it.
+
+    Raises:
+        DecodeError: the file cannot be read.
+    """
+    if isinstance(source, bytes):
+        return source, name or "<bytes>"
+    name = name or os.fspath(source)
+    try:
+        with open(source, "rb") as file:
+            return file.read(), name
+    except OSError as error:
+        raise DecodeError(f"{name}: cannot be read ({error.strerror}).") from error
 
 
 def named(work: Callable[[], T], name: str) -> T:
@@ -190,7 +200,7 @@ def read_header(data: bytes, *, max_pixels: int = MAX_PIXELS, orient: bool = Tru
         DecodeError: no picture, or one of more than `max_pixels`.
     """
     picture = _open(data)
-    _check_size(picture, max_pixels)
+    check_size(picture.size, max_pixels)
     orientation = _orientation(picture)
     if picture.format == "TIFF":  # Pillow turns these upright itself, whether one wants it or not
         return Header(picture, 1 if orient else _INVERSE.get(orientation, orientation))
@@ -228,7 +238,7 @@ def decode_view(
     picture.load()
     picture = _to_channels(_to_8_bit(picture, value_range), channels, background)
     size = (view.height, view.width) if orientation >= 5 else (view.width, view.height)
-    return _turned(picture.resize(size, resample, box=(left, top, right, bottom)), orientation)
+    return turned(picture.resize(size, resample, box=(left, top, right, bottom)), orientation)
 
 
 def dct_scale(header: Header, view: View) -> int:
@@ -236,7 +246,7 @@ def dct_scale(header: Header, view: View) -> int:
     if header.picture.format not in ("JPEG", "MPO"):
         return 1
     left, top, right, bottom = view.box
-    room = min((right - left) / view.width, (bottom - top) / view.height) / _MARGIN
+    room = min((right - left) / view.width, (bottom - top) / view.height) / VIEW_MARGIN
     return next((scale for scale in _DCT_SCALES if scale <= room), 1)
 
 
@@ -279,8 +289,13 @@ def _accepts(answer: object) -> bool:
     return bool(answer) and not isinstance(answer, str)
 
 
-def _check_size(picture: Image.Image, max_pixels: int) -> None:
-    width, height = picture.size
+def check_size(size: tuple[int, int], max_pixels: int) -> None:
+    """Refuse a picture of more pixels; size is width and height.
+
+    Raises:
+        DecodeError: it has more.
+    """
+    width, height = size
     if width * height > max_pixels:
         raise DecodeError(
             f"expected at most {max_pixels:,} pixels, but the picture has {width} x {height} = "
@@ -298,7 +313,8 @@ def _orientation(picture: Image.Image) -> int:
     return orientation if orientation in _TURNS else 1
 
 
-def _turned(picture: Image.Image, orientation: int) -> Image.Image:
+def turned(picture: Image.Image, orientation: int) -> Image.Image:
+    """A stored picture, turned by its EXIF orientation."""
     if orientation == 1:
         return picture
     turned = picture.transpose(_TURNS[orientation])
@@ -322,14 +338,23 @@ def _to_8_bit(picture: Image.Image, value_range: tuple[float, float] | None) -> 
                 f"span {least:g} to {most:g}. Declare what is black and white with the "
                 "data option value_range."
             )
-    scaled = (values.astype(np.float64) - low) * (255.0 / (high - low))
-    if not np.isfinite(scaled).all():
-        raise DecodeError("expected finite values, but the picture holds nan or infinity.")
-    grey = Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))
+    grey = Image.fromarray(to_8_bits(values, low, high))
     clear = picture.info.get("transparency")
     if clear is not None:
         grey.putalpha(Image.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
     return grey
+
+
+def to_8_bits(values: Shaped[ndarray, "*s"], low: float, high: float) -> UInt8[ndarray, "*s"]:
+    """Values from `low` (0) to `high` (255), rounded; what lies outside becomes black or white.
+
+    Raises:
+        DecodeError: nan or infinity.
+    """
+    scaled = (values.astype(np.float64) - low) * (255.0 / (high - low))
+    if not np.isfinite(scaled).all():
+        raise DecodeError("expected finite values, but the picture holds nan or infinity.")
+    return np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
 
 
 def _to_channels(picture: Image.Image, channels: int, background: tuple[int, int, int]) -> Image.Image:

@@ -40,11 +40,22 @@ class Folder(Source):
             the class folders.
         classes: the class names in the order of their labels, where they should not be read from train.
         nested: every folder that holds pictures is a class of its own, named by its path ("dog/terrier").
+        suffixes: endings of the files that are pictures, such as .npy; default those of all picture formats.
+
+    Raises:
+        ValueError: a value out of its range.
     """
 
     root: str
     classes: tuple[str, ...] | None = None
     nested: bool = False
+    suffixes: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wrong = [suffix for suffix in self.suffixes or () if suffix[:1] != "." or suffix != suffix.lower()]
+        if wrong or self.suffixes == ():
+            raise ValueError(f"expected suffixes such as .npy, in lower case, but got {self.suffixes}.")
 
     def scan(self) -> Rows:
         """Find the pictures.
@@ -53,7 +64,8 @@ class Folder(Source):
             ValueError: missing root, no pictures, split names in the place of classes, an empty class in
                 train, a class in val or test that train lacks.
         """
-        return scan_folder(Path(self.root), classes=self.classes, nested=self.nested)
+        suffixes = SUFFIXES if self.suffixes is None else frozenset(self.suffixes)
+        return scan_folder(Path(self.root), classes=self.classes, nested=self.nested, suffixes=suffixes)
 
 
 @dataclass(kw_only=True)
@@ -63,10 +75,12 @@ class Scan:
     Args:
         root: absolute folder.
         nested: whether every folder with pictures is a class.
+        suffixes: endings of pictures, in lower case.
     """
 
     root: Path
     nested: bool = False
+    suffixes: frozenset[str] = SUFFIXES
     hidden: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     unused: list[str] = field(default_factory=list)
@@ -80,13 +94,19 @@ class Scan:
         }
 
 
-def scan_folder(root: Path, *, classes: tuple[str, ...] | None = None, nested: bool = False) -> Rows:
+def scan_folder(
+    root: Path,
+    *,
+    classes: tuple[str, ...] | None = None,
+    nested: bool = False,
+    suffixes: frozenset[str] = SUFFIXES,
+) -> Rows:
     """Rows of a folder of class folders; see `Folder`."""
     root = Path(os.path.abspath(root.expanduser()))
     if not root.is_dir():
         state = "is a file" if root.exists() else "does not exist"
         raise ValueError(f"expected a folder of pictures at {root}, but it {state}. Check data.root.")
-    scan = Scan(root=root, nested=nested)
+    scan = Scan(root=root, nested=nested, suffixes=suffixes)
     folders, loose = entries_of(scan, str(root))
     found: dict[int, dict[str, list[bytes]]] = {}
     split_folders = _split_folders(root, folders)
@@ -154,7 +174,7 @@ def _refuse_split_level(root: Path, folders: list[str]) -> None:
 
 def entries_of(scan: Scan, folder: str) -> tuple[list[str], list[str]]:
     """Folders and pictures of a folder, in plain order; hidden and foreign names are counted and left out."""
-    folders, pictures = [], []
+    folders, pictures, suffixes = [], [], scan.suffixes
     with os.scandir(folder) as entries:
         for entry in entries:
             name = entry.name
@@ -163,7 +183,7 @@ def entries_of(scan: Scan, folder: str) -> tuple[list[str], list[str]]:
             elif entry.is_dir():
                 folders.append(name)
             # As `is_picture`, in a third of the time: a folder may hold a million names.
-            elif name[name.rfind(".") :].lower() in SUFFIXES:
+            elif name[name.rfind(".") :].lower() in suffixes:
                 pictures.append(name)
             else:
                 scan.skipped[os.path.splitext(name)[1].lower() or "no suffix"] += 1

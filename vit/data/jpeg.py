@@ -44,6 +44,16 @@ def decode_tensor_view(data: bytes, view: View, resample: Image.Resampling) -> U
         pixels = torch.ops.image.decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), _RGB, False)
     except (RuntimeError, AttributeError):
         return None
+    return part_of(pixels, view, resample)
+
+
+def part_of(pixels: UInt8[Tensor, "c height width"], view: View, resample: Image.Resampling) -> UInt8[Tensor, "c h w"]:
+    """A view of decoded pixels, of any number of channels; the filter stops at the edge of its box."""
     left, top, right, bottom = (int(edge) for edge in view.box)
-    part = pixels[:, top:bottom, left:right]
-    return F.resize(part, [view.height, view.width], _TENSOR_FILTERS[resample], antialias=True)
+    part, size = pixels[:, top:bottom, left:right], (view.height, view.width)
+    if part.shape[1:] == size:
+        return part
+    if resample in _TENSOR_FILTERS:
+        return F.resize(part, list(size), _TENSOR_FILTERS[resample], antialias=True)
+    planes = [Image.fromarray(plane.numpy()).resize(size[::-1], resample) for plane in part]
+    return torch.cat([F.pil_to_tensor(plane) for plane in planes])

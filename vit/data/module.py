@@ -14,10 +14,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, Sampler
 
 from vit.data.batch import Pictures, collate
+from vit.data.cache import PictureCache, RamFolder, disk_room
 from vit.data.sampler import EvalSampler, Key, TrainSampler
-from vit.data.source import Source, choose_workers
+from vit.data.source import Source, choose_workers, scarce_memory
 from vit.data.table import SPLITS, DataTable
-from vit.data.transforms import Preprocessing, Transform, evaluation_transform, training_transform
+from vit.data.transforms import Preprocessing, Still, Training, Transform, training_transform
 
 log = logging.getLogger("vit.data")
 
@@ -51,7 +52,8 @@ class ImageDataModule(LightningDataModule):
         self._preprocessing: Preprocessing | None = None
         self._sampler: TrainSampler | None = None
         self._position: tuple[int, int] | None = None
-        self._lowered = False
+        self._lowered = self._said_scarce = False
+        self._ram: RamFolder | None = None
 
     @cached_property
     def table(self) -> DataTable:
@@ -112,6 +114,12 @@ class ImageDataModule(LightningDataModule):
             log.warning("there is no val split, so training runs without validation")
             self.trainer.limit_val_batches = 0
 
+    def teardown(self, stage: str) -> None:
+        """Give back the memory of the cache."""
+        if self._ram is not None:
+            self._ram.close()
+            self._ram = None
+
     def train_dataloader(self) -> Loader:
         """Random crops and flips of the train split, in a seeded order.
 
@@ -123,7 +131,8 @@ class ImageDataModule(LightningDataModule):
         if self.batch_size < wanted and not self._lowered:
             self._lowered = True
             log.warning("batch_size lowered from %d to %d: train has no more pictures", wanted, self.batch_size)
-        pictures = self._pictures("train", training_transform(self.preprocessing, self.source.augment), seed=self.seed)
+        transform = training_transform(self.preprocessing, self.source.augment)
+        pictures = self._pictures("train", transform, seed=self.seed, cache=self._cache(transform))
         sampler = self.source.sampler(self.table, seed=self.seed, rank=self._rank(), world=self._world())
         epoch = 0 if self.trainer is None else self.trainer.current_epoch
         if self._position is not None:
@@ -152,7 +161,7 @@ class ImageDataModule(LightningDataModule):
             ValueError: the split is empty.
         """
         self._need(split)
-        pictures = self._pictures(split, evaluation_transform(self.preprocessing))
+        pictures = self._pictures(split, None)
         sampler = EvalSampler(len(pictures), rank=self._rank(), world=self._world())
         # Kept workers hold memory through all of training; a val loader is used in every epoch, others once.
         keep = split == "val" and self._fn() == TrainerFn.FITTING
@@ -216,6 +225,7 @@ class ImageDataModule(LightningDataModule):
             "eval_batch_size": self.eval_batch_size,
             "num_workers": workers,
             "num_workers_reason": reason,
+            "cache": self.source.cache,
             "preprocessing": self.preprocessing.to_dict(),
         }
 
@@ -232,7 +242,13 @@ class ImageDataModule(LightningDataModule):
                 f"Add a {split} folder, or leave the split to the shares val and test."
             )
 
-    def _pictures(self, split: str | None, transform: Transform, seed: int | None = None) -> Pictures:
+    def _pictures(
+        self,
+        split: str | None,
+        transform: Transform | None,
+        seed: int | None = None,
+        cache: PictureCache | None = None,
+    ) -> Pictures:
         return Pictures(
             self.table,
             split,
@@ -241,12 +257,32 @@ class ImageDataModule(LightningDataModule):
             max_pixels=self.source.max_pixels,
             seed=seed,
             max_errors=self.source.max_errors if seed is not None and self.source.on_error == "skip" else None,
+            cache=cache,
+        )
+
+    def _cache(self, transform: Training | Still) -> PictureCache | None:
+        if self.source.cache == "none":
+            return None
+        size, processes = self.source.cache_size, self._processes()
+        if self.source.cache == "ram":
+            self._ram = self._ram or RamFolder(size, processes)
+            folder, room = self._ram.path, self._ram.room
+        else:
+            folder, room = disk_room(self.source.cache_dir, size, processes)
+        return PictureCache(
+            folder,
+            room=room,
+            writers=max(1, self._workers()[0]),
+            preprocessing=self.preprocessing,
+            transform=transform,
+            max_pixels=self.source.max_pixels,
         )
 
     def _loader(
         self, pictures: Pictures, sampler: Sampler[Key], *, batch_size: int, drop_last: bool, keep: bool
     ) -> Loader:
         workers, _ = self._workers()
+        self._check_shared_memory(workers, batch_size)
         pin = self._on_gpu() if self.source.pin_memory is None else self.source.pin_memory
         return Loader(
             pictures,
@@ -262,11 +298,21 @@ class ImageDataModule(LightningDataModule):
             persistent_workers=keep and self.source.persistent_workers and workers > 0,
         )
 
+    def _check_shared_memory(self, workers: int, batch_size: int) -> None:
+        p = self.preprocessing
+        line = scarce_memory(workers, batch_size * p.channels * p.size[0] * p.size[1], processes=self._processes())
+        if line is not None and not self._said_scarce:
+            self._said_scarce = True
+            log.warning(line)
+
     def _workers(self) -> tuple[int, str]:
         if self.source.num_workers is not None:
             return self.source.num_workers, "as asked for"
-        processes = self.trainer.num_devices if self.trainer is not None else 1
-        return choose_workers(self.table, on_gpu=self._on_gpu(), processes=processes)
+        return choose_workers(self.table, on_gpu=self._on_gpu(), processes=self._processes())
+
+    def _processes(self) -> int:
+        """Training processes on this machine."""
+        return self.trainer.num_devices if self.trainer is not None else 1
 
     def _on_gpu(self) -> bool:
         if self.trainer is None:

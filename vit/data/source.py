@@ -3,7 +3,9 @@
 import logging
 import math
 import os
+import shutil
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,6 +30,7 @@ _LEAST = {
     "fold": 0,
     "repeats": 1,
     "max_errors": 0,
+    "cache_size": 1,
 }
 
 
@@ -67,6 +70,13 @@ class Source(ABC):
         on_error: what an unreadable training picture does: `raise` ends the run; `skip` puts another in its
             place, the same in every run, and says so. Evaluation always ends, as its numbers would be others.
         max_errors: unreadable files that one process skips before the run ends all the same.
+        cache: decode and shrink each training picture once and read it back in later epochs, from a folder on
+            `disk`, or in `ram` (shared by the workers, gone at the end; each training process keeps its own). The
+            pixels are the same in every epoch, but softer in small crops than with `none`: see `PictureCache`.
+            Evaluation is never cached.
+        cache_size: megabytes that the cache may hold; default half of the memory that is free, or half of the free
+            disk beyond what it holds.
+        cache_dir: folder of the disk cache; default pictures/ in vit-toolkit's cache folder.
 
     Raises:
         ValueError: a value out of its range.
@@ -96,6 +106,9 @@ class Source(ABC):
     orient: bool = True
     on_error: Literal["raise", "skip"] = "raise"
     max_errors: int = 100
+    cache: Literal["none", "ram", "disk"] = "none"
+    cache_size: int | None = None
+    cache_dir: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -114,6 +127,12 @@ class Source(ABC):
             raise ValueError("expected split_file or folds, but got both. Leave one of them out.")
         if self.on_error not in ("raise", "skip"):
             raise ValueError(f"expected on_error raise or skip, but got {self.on_error!r}.")
+        if self.cache not in ("none", "ram", "disk"):
+            raise ValueError(f"expected cache none, ram or disk, but got {self.cache!r}.")
+        if self.cache_dir is not None and self.cache != "disk":
+            raise ValueError(f"expected cache_dir with cache disk alone, but got cache {self.cache}. Leave one out.")
+        if self.cache_size is not None and self.cache == "none":
+            raise ValueError("expected cache_size with cache ram or disk, but got cache none. Leave cache_size out.")
         if self.sampling not in ("shuffle", "balanced", "weighted"):
             raise ValueError(f"expected sampling shuffle, balanced or weighted, but got {self.sampling!r}.")
         if self.repeats > 1 and self.sampling != "shuffle":
@@ -184,6 +203,25 @@ def available_cores() -> int:
     return max(1, min(cores, math.floor(quota))) if quota else cores
 
 
+def available_memory() -> int:
+    """Bytes of memory that are free to use, by the system and a container's limit."""
+    with open("/proc/meminfo") as lines:
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    room = _cgroup_room(Path("/sys/fs/cgroup"))
+    return free if room is None else min(free, room)
+
+
+def _cgroup_room(folder: Path) -> int | None:
+    """Bytes up to a container's memory limit, by control groups of version 2 or 1; None without a limit."""
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with suppress(OSError, ValueError):  # ValueError: the limit "max"
+            return max(0, int((folder / limit).read_text()) - int((folder / used).read_text()))
+    return None
+
+
 def _cgroup_quota(folder: Path) -> float | None:
     """Cores of a container's CPU quota, by control groups of version 2 or 1; None without a quota."""
     try:
@@ -214,6 +252,39 @@ def choose_workers(table: DataTable, *, on_gpu: bool, processes: int) -> tuple[i
     if on_gpu:
         return max(1, min(16, cores // processes)), f"{cores} cores for {processes} process(es) on GPU"
     return max(1, min(16, cores // (4 * processes))), f"a quarter of {cores} cores; the others train"
+
+
+PREFETCH = 2
+"""Batches that each worker makes in advance; torch's default."""
+
+
+def scarce_memory(
+    workers: int, batch_bytes: int, *, processes: int = 1, folder: Path = Path("/dev/shm"), free: int | None = None
+) -> str | None:
+    """What to say where shared memory may not hold the batches that workers make in advance; None where it does.
+
+    Workers hand over batches in shared memory. A worker that finds none left is killed by the system ("bus error"),
+    or waits for ever.
+
+    Args:
+        workers: per training process.
+        batch_bytes: of one batch's images.
+        processes: training processes on this machine.
+        folder: where the system keeps shared memory; one that is not there has no bound.
+        free: bytes free there; default as the system says.
+    """
+    if not workers or (free is None and not folder.is_dir()):
+        return None
+    free = shutil.disk_usage(folder).free if free is None else free
+    needed = processes * workers * PREFETCH * batch_bytes
+    if needed <= free:
+        return None
+    return (
+        f"{processes * workers} workers with {PREFETCH} batches of {batch_bytes / 1e6:,.1f} MB each need "
+        f"{needed / 1e6:,.0f} MB of shared memory, but {folder} has {free / 1e6:,.0f} MB free: they may die with a bus "
+        "error. Lower data.num_workers or data.batch_size (0 workers need none), or give the container more: "
+        "docker run --shm-size=8g, or --ipc=host."
+    )
 
 
 def _size(table: DataTable, row: int) -> int:

@@ -36,7 +36,7 @@ class Preprocessing:
 
     Args:
         image_size: side, or (height, width), in pixels.
-        mean: per channel, of values in [0, 1]; its length is the number of channels (1 or 3).
+        mean: per channel, of values in [0, 1]; its length is the number of channels.
         std: per channel.
         interpolation: filter of the resize.
         crop_pct: share of the resized side that the central crop keeps, in (0, 1].
@@ -64,8 +64,8 @@ class Preprocessing:
     def __post_init__(self) -> None:
         if min(self.size) < 1:
             raise ValueError(f"expected an image_size of at least 1 pixel, but got {self.image_size}.")
-        if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean):
-            raise ValueError(f"expected 1 or 3 values each for mean and std, but got mean={self.mean}, std={self.std}.")
+        if not self.mean or len(self.std) != len(self.mean):
+            raise ValueError(f"expected a mean and a std per channel, but got mean={self.mean}, std={self.std}.")
         if min(self.std) <= 0:
             raise ValueError(f"expected a std above 0, but got {self.std}.")
         if self.interpolation not in _RESAMPLING:
@@ -86,11 +86,11 @@ class Preprocessing:
 
     @property
     def channels(self) -> int:
-        """Number of channels: 3 (RGB) or 1 (grey)."""
+        """Number of channels: 3 (RGB), 1 (grey), or others, of .npy and TIFF files."""
         return len(self.mean)
 
     def with_channels(self, channels: int) -> "Preprocessing":
-        """The same for another number of channels: grey takes the mean of the three, RGB repeats the one."""
+        """The same for another number of channels, which all take the mean of the present ones."""
         if channels == self.channels:
             return self
         mean, std = ((sum(v) / len(v),) * channels for v in (self.mean, self.std))

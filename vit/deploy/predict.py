@@ -16,8 +16,9 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from vit.data.decode import DecodeError, decode, is_picture
-from vit.data.transforms import Preprocessing, evaluation_transform
+from vit.data.arrays import evaluated
+from vit.data.decode import DecodeError, is_picture
+from vit.data.transforms import Preprocessing
 from vit.models.normalise import Normalise
 from vit.models.vit import VisionTransformer
 from vit.models.weights import load_weights
@@ -56,7 +57,6 @@ class Predictor:
     def __init__(self, model: VisionTransformer, *, classes: Sequence[str], preprocessing: Preprocessing) -> None:
         self.classes = tuple(classes)
         self.preprocessing = preprocessing
-        self._transform = evaluation_transform(preprocessing)
         self._net = Normalise(model, mean=preprocessing.mean, std=preprocessing.std).eval()
         self._device = next(model.parameters()).device
 
@@ -78,17 +78,12 @@ class Predictor:
         Raises:
             DecodeError: the picture cannot be read.
         """
-        p = self.preprocessing
         if isinstance(picture, Image.Image):
             # Through a lossless file, so that pictures in memory take the one way of decoding too.
             file = io.BytesIO()
             picture.save(file, "TIFF" if picture.mode in ("F", "I", "CMYK") else "PNG")
             picture = file.getvalue()
-        source = picture if isinstance(picture, bytes) else os.fspath(picture)
-        decoded = decode(
-            source, channels=p.channels, background=p.background, value_range=p.value_range, orient=p.orient
-        )
-        return self._transform(decoded)
+        return evaluated(picture, self.preprocessing)
 
     @torch.inference_mode()
     def logits(self, images: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
