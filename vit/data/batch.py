@@ -124,7 +124,7 @@ class Pictures(Dataset[Sample]):
             ) from error
         log.warning("skipped, another picture takes its place (%d skipped so far): %s", len(self._bad), error)
 
-    def _image(self, row: int) -> UInt8[Tensor, "c h w"]:
+    def _image(self, row: int) -> UInt8[Tensor, "c h w"] | tuple[UInt8[Tensor, "v c _ _"], ...]:
         transform, cache = self.transform, self.cache
         if isinstance(transform, Training):
             return transform.finish(self._crop(row, transform))

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from vit.data.batch import Pictures, collate
 from vit.data.cache import PictureCache, RamFolder, disk_room
+from vit.data.multicrop import MultiCrop, ViewsTransform, collate_views
 from vit.data.sampler import EvalSampler, Key, TrainSampler
 from vit.data.source import Source, choose_workers, scarce_memory
 from vit.data.table import SPLITS, DataTable
@@ -40,7 +41,8 @@ class ImageDataModule(LightningDataModule):
     """Batches of a source's pictures.
 
     The source is scanned when its table, classes or sizes are first asked for. Set `preprocessing` before the
-    loaders are made; it follows the model's weights.
+    loaders are made; it follows the model's weights. With `views` set, training batches hold several views of each
+    picture.
 
     Args:
         source: where the pictures come from and how they are loaded.
@@ -49,6 +51,7 @@ class ImageDataModule(LightningDataModule):
     def __init__(self, source: Source) -> None:
         super().__init__()
         self.source = source
+        self.views: MultiCrop | None = None
         self._preprocessing: Preprocessing | None = None
         self._sampler: TrainSampler | None = None
         self._position: tuple[int, int] | None = None
@@ -131,8 +134,7 @@ class ImageDataModule(LightningDataModule):
         if self.batch_size < wanted and not self._lowered:
             self._lowered = True
             log.warning("batch_size lowered from %d to %d: train has no more pictures", wanted, self.batch_size)
-        transform = training_transform(self.preprocessing, self.source.augment)
-        pictures = self._pictures("train", transform, seed=self.seed, cache=self._cache(transform))
+        pictures = self._training_pictures()
         sampler = self.source.sampler(self.table, seed=self.seed, rank=self._rank(), world=self._world())
         epoch = 0 if self.trainer is None else self.trainer.current_epoch
         if self._position is not None:
@@ -141,6 +143,15 @@ class ImageDataModule(LightningDataModule):
         sampler.set_epoch(epoch)
         self._sampler = sampler
         return self._loader(pictures, sampler, batch_size=self.batch_size, drop_last=self.source.drop_last, keep=True)
+
+    def _training_pictures(self) -> Pictures:
+        if self.views is not None:
+            if self.source.cache != "none":
+                raise ValueError(f"expected data.cache none with several views, but got {self.source.cache}.")
+            several = ViewsTransform(self.preprocessing, self.source.augment, self.views)
+            return self._pictures("train", several, seed=self.seed)
+        transform = training_transform(self.preprocessing, self.source.augment)
+        return self._pictures("train", transform, seed=self.seed, cache=self._cache(transform))
 
     def val_dataloader(self) -> Loader:
         """The val split."""
@@ -290,7 +301,7 @@ class ImageDataModule(LightningDataModule):
             sampler=sampler,
             drop_last=drop_last,
             num_workers=workers,
-            collate_fn=collate,
+            collate_fn=collate_views if isinstance(pictures.transform, ViewsTransform) else collate,
             pin_memory=pin,
             multiprocessing_context=self.source.multiprocessing_context if workers else None,
             # Without its own, every iterator would draw from training's generator.

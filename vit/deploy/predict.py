@@ -65,9 +65,14 @@ class Predictor:
         """From a run folder, a model folder or a checkpoint; nothing else is needed.
 
         Raises:
-            ValueError: there is no model at `source`.
+            ValueError: there is no model at `source`, or one without classes.
         """
         loaded = load_weights(os.fspath(source))
+        if not loaded.classes:
+            raise ValueError(
+                f"expected a model that names pictures, but {source} was pre-trained without labels and has no "
+                f"classes. Fine-tune it first: vit fit --config finetune_folder --model.weights {source}"
+            )
         device = "cuda" if torch.cuda.is_available() else "cpu"
         prepared = Preprocessing.from_dict(loaded.preprocessing)
         return cls(loaded.model.to(device), classes=loaded.classes, preprocessing=prepared)

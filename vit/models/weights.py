@@ -100,7 +100,7 @@ def _finish(
     target = {**source.to_dict(), **options}
     if wanted is not None and not keep:
         target |= {"num_classes": len(wanted), "head": "linear"}
-        report.notes.append(f"head re-initialised for {len(wanted)} classes")
+        report.notes.append(f"head re-initialised for {len(wanted)} classes" if wanted else "head left out")
     config = ViTConfig.from_dict(target)
     if config.grid != source.grid and config.position_grid is None and _counts_patches(source):
         config = replace(config, position_grid=source.grid)

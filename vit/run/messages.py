@@ -37,6 +37,8 @@ def _about(key: str, message: str, sources: Mapping[str, type]) -> str:
     came = given[0].strip() if given else ""
     if key == "data" and (told := _about_data(message, came, sources)):
         return told
+    if key == "model" and (found := re.search(r"Option '([\w.]+)' is not accepted", message)):
+        return f"there is no option model.{found.group(1)}. To list those of a model: vit fit --model.help NAME"
     name = f"--{key}"
     if pair := re.search(r"NestedArg\(key='([^']*)', val='([^']*)'\)", came):
         came = pair.group(2)

@@ -17,13 +17,20 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 import vit.data  # noqa: F401  (its sources are then known by their bare names)
 from vit.data.mix import Mixing
 from vit.data.module import ImageDataModule
+from vit.data.multicrop import MultiCrop
 from vit.data.source import Source
 from vit.run.configs import find_config
 from vit.run.messages import plain_message
+from vit.tasks.autoregressive import Autoregressive
 from vit.tasks.classify import Classifier
+from vit.tasks.dino import DINO, HeadConfig
+from vit.tasks.dino_teacher import TeacherConfig
+from vit.tasks.mae import MAE, DecoderConfig
+from vit.tasks.masked import MaskedPatches
 from vit.tasks.methods import TuningConfig
 from vit.tasks.optim import OptimConfig, ScheduleConfig
 from vit.tasks.options import EncoderOptions, PreprocessingOptions
+from vit.tasks.pretrain import Pretraining
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     # One device unless asked for: Lightning's default would start a process per GPU.
@@ -36,6 +43,10 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "num_sanity_val_steps": 1,
     "logger": None,
 }
+
+
+OBJECTIVES: dict[str, type[Pretraining]] = {cls.__name__: cls for cls in (MaskedPatches, MAE, Autoregressive, DINO)}
+"""Objectives of pre-training, which `--model` takes by name."""
 
 
 class Parser(LightningArgumentParser):
@@ -97,9 +108,11 @@ class Options(LightningCLI):
 
     def __init__(self, verb: str, args: Sequence[str]) -> None:
         self.given = ordered = configs_first(args)
-        self.own_model = _names_a_model(ordered)
+        name = _named_model(ordered)
+        self.pretraining = name in OBJECTIVES
+        self.own_model = name is not None and not self.pretraining
         super().__init__(
-            model_class=None if self.own_model else Classifier,
+            model_class=None if name is not None else Classifier,
             save_config_callback=None,
             trainer_defaults=TRAINER_DEFAULTS,
             seed_everything_default=False,
@@ -137,6 +150,8 @@ class Options(LightningCLI):
         if self.own_model:
             parser.add_subclass_arguments(LightningModule, "model", fail_untyped=False, required=True)
             parser.link_arguments("data", "model.init_args.num_classes", _num_classes, apply_on="instantiate")
+        elif self.pretraining:
+            parser.add_subclass_arguments(Pretraining, "model", required=True, skip={"seed"}, instantiate=False)
         else:
             parser.add_class_arguments(
                 Classifier, "model", skip={"classes", "seed"}, sub_configs=True, instantiate=False
@@ -169,21 +184,16 @@ class Options(LightningCLI):
         data = ImageDataModule(data) if isinstance(data, Source) else data
         if self.own_model:
             return data, self.made.model
+        if self.pretraining:
+            named = self.config.model.as_dict()
+            objective = OBJECTIVES[named["class_path"].rpartition(".")[2]]
+            return data, objective(**_made(named.get("init_args") or {}), seed=self.config.seed)
         if not hasattr(data, "classes"):
             raise ValueError(
                 f"expected a datamodule with the class names in `classes`, but {type(data).__name__} has none: "
                 "add the attribute, or give a model of your own that does without."
             )
-        kinds: dict[str, type] = {
-            "encoder": EncoderOptions,
-            "tuning": TuningConfig,
-            "optim": OptimConfig,
-            "schedule": ScheduleConfig,
-            "mixing": Mixing,
-            "preprocessing": PreprocessingOptions,
-        }
-        options = self.config.model.as_dict()
-        made = {name: kinds[name](**value) if name in kinds else value for name, value in options.items()}
+        made = _made(self.config.model.as_dict())
         return data, Classifier(**made, classes=list(data.classes), seed=self.config.seed)
 
     def typed(self) -> str:
@@ -201,6 +211,25 @@ class Options(LightningCLI):
             # jsonargparse cannot write some values that it has read, such as the enumerations of Lightning's Timer.
             values = {k: v for k, v in config.as_dict().items() if k != "config"}
             return yaml.safe_dump(_plain_values(values), sort_keys=False)
+
+
+def _made(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a model, with the configurations among them made from their values."""
+    return {name: _KINDS[name](**value) if name in _KINDS else value for name, value in options.items()}
+
+
+_KINDS: dict[str, type] = {
+    "encoder": EncoderOptions,
+    "tuning": TuningConfig,
+    "optim": OptimConfig,
+    "schedule": ScheduleConfig,
+    "mixing": Mixing,
+    "preprocessing": PreprocessingOptions,
+    "decoder": DecoderConfig,
+    "views": MultiCrop,
+    "projection": HeadConfig,
+    "teacher": TeacherConfig,
+}
 
 
 def _plain_values(value: Any) -> Any:
@@ -239,19 +268,21 @@ def configs_first(args: Sequence[str]) -> list[str]:
     return first + rest
 
 
-def _names_a_model(args: Sequence[str]) -> bool:
-    """Whether the options name a LightningModule of the user's own."""
-    named = False
+def _named_model(args: Sequence[str]) -> str | None:
+    """The class that the options name as the model, without its module; None where they leave it to `Classifier`."""
+    name: str | None = None
     for word, following in zip(args, [*args[1:], ""], strict=False):
-        if word == "--config":
+        option, equals, value = word.partition("=")
+        if option == "--config":
             try:
-                model = (yaml.safe_load(Path(following).read_text(encoding="utf-8")) or {}).get("model")
+                values = yaml.safe_load(Path(value if equals else following).read_text(encoding="utf-8")) or {}
+                model = values.get("model")
             except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
                 raise ValueError(f"expected YAML options in {following}, but it cannot be read: {error}") from error
             if isinstance(model, dict) and model:
-                named = "class_path" in model
+                name = model.get("class_path")
             elif isinstance(model, str):
-                named = True
-        elif word in ("--model", "--model.class_path") or word.startswith(("--model=", "--model.class_path=")):
-            named = True
-    return named
+                name = model
+        elif option in ("--model", "--model.class_path", "--model.help"):
+            name = (value if equals else following) or None
+    return None if name is None else name.rpartition(".")[2]

@@ -31,7 +31,9 @@ def interruptible(trainer: Trainer, run: RunFolder) -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
-def say_next(run: RunFolder, values: dict[str, Any] | None, seconds: float, *, has_test: bool) -> None:
+def say_next(
+    run: RunFolder, values: dict[str, Any] | None, seconds: float, *, has_test: bool, has_classes: bool
+) -> None:
     """Print the result of a fit, where it lies, and what to try next.
 
     Args:
@@ -39,18 +41,21 @@ def say_next(run: RunFolder, values: dict[str, Any] | None, seconds: float, *, h
         values: numbers of the val split; None where there is none.
         seconds: time of training.
         has_test: whether there are test pictures.
+        has_classes: whether the model names pictures; one that was pre-trained without labels does not.
     """
     shown = as_typed(run.path)
     print(f"\ntrained in {seconds:.1f} s")
     if values is not None:
-        print(result_line("val", values) + "; it chose the checkpoint")
+        print(result_line("val", values) + ("; it chose the checkpoint" if run.best.exists() else ""))
     print(f"run     {shown}")
     if run.model.is_dir():
         print(f"model   {shown}/model")
     print("next")
     if has_test:
         print(f"  vit test {shown}                  score it on pictures that were never looked at")
-    if run.model.is_dir():
+    if run.model.is_dir() and not has_classes:
+        print(f"  vit fit --config finetune_folder --model.weights {shown} --data.root PHOTOS   give it classes")
+    elif run.model.is_dir():
         print(f"  vit predict {shown} PICTURE ...   name other pictures")
     print(f"  vit fit --resume {shown} --trainer.max_epochs N   go on to epoch N")
 

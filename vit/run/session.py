@@ -34,6 +34,8 @@ from vit.tasks.base import Task
 from vit.tasks.callbacks import EpochLog, Predictions, checkpoint_callbacks
 from vit.tasks.classify import Classifier
 from vit.tasks.options import plain
+from vit.tasks.pretrain import Pretraining
+from vit.tasks.reconstructions import Reconstructions
 
 FORMAT = 1
 
@@ -64,7 +66,7 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
         seed_everything(config.seed, workers=True, verbose=False)
         if run is not None and not options.own_model:
             # The checkpoint holds all weights; what the run started from need not be there any more.
-            config.model.weights = None
+            _options_of_model(config).weights = None
         data, model = options.build()
         _check_monitor(config, model)
         name = config.name or _name(args, config)
@@ -124,11 +126,16 @@ def evaluate(verb: str, path: str, args: Sequence[str]) -> dict[str, Any]:
     checkpoint = Path(path) if Path(path).suffix == ".ckpt" else run.best if run.best.exists() else run.last
     options = Options(verb, ["--config", str(run.config), *args])
     config = options.config
+    if options.pretraining and verb == "test":
+        raise ValueError(
+            f"expected a run that names pictures, but {run.path} was pre-trained without labels. Fine-tune it first: "
+            f"vit fit --config finetune_folder --model.weights {run.path}"
+        )
     split = {"validate": "val", "test": "test"}[verb]
     with quiet_lightning():
         seed_everything(config.seed, workers=True, verbose=False)
         if not options.own_model:
-            config.model.weights = None
+            _options_of_model(config).weights = None
         data, model = options.build()
         values = _pass(options, run, split, model, data, checkpoint)
     run.update_record({split: {**values, "checkpoint": checkpoint.name, "time": now()}})
@@ -168,10 +175,16 @@ def _resolve(config: Namespace) -> dict[str, str]:
     for name in ("root", "file", "split_file"):
         if isinstance(data.get(name), str):
             data[name] = str(Path(data[name]).expanduser().absolute())
-    weights = config.model.get("weights")
+    model = _options_of_model(config)
+    weights = model.get("weights")
     if isinstance(weights, str) and Path(weights).expanduser().exists():
-        config.model.weights = str(Path(weights).expanduser().absolute())
+        model.weights = str(Path(weights).expanduser().absolute())
     return reasons
+
+
+def _options_of_model(config: Namespace) -> Namespace:
+    """The options of the model, whether its class is named or not."""
+    return (config.model.get("init_args") or Namespace()) if "class_path" in config.model else config.model
 
 
 def _name(args: Sequence[str], config: Namespace) -> str:
@@ -185,11 +198,14 @@ def _check_monitor(config: Namespace, model: LightningModule) -> None:
     if not isinstance(model, Task):
         return
     if config.monitor is None:
-        config.monitor = next(iter(model.monitors))
-    if config.monitor not in model.monitors:
+        config.monitor = next(iter(model.monitors), None)
+    if config.monitor is not None and config.monitor not in model.monitors:
         from vit.run.messages import did_you_mean
 
         near = did_you_mean(config.monitor, list(model.monitors))
+        if not model.monitors:
+            name = type(model).__name__
+            raise ValueError(f"expected no --monitor, as {name} keeps its last checkpoint, but got {config.monitor!r}.")
         raise ValueError(
             f"expected --monitor to be one of {', '.join(model.monitors)}, but got {config.monitor!r}.{near}"
         )
@@ -206,7 +222,7 @@ def _trainer(options: Options, model: LightningModule, run: RunFolder, *, has_va
     config = options.config
     known = model.monitors if isinstance(model, Task) else {}
     monitor = config.monitor if known and has_val else None
-    callbacks = [
+    callbacks: list[Callback] = [
         EpochLog(run.path / "metrics.csv"),
         *checkpoint_callbacks(
             run.checkpoints,
@@ -215,6 +231,8 @@ def _trainer(options: Options, model: LightningModule, run: RunFolder, *, has_va
             every_n_steps=config.save_every_n_steps,
         ),
     ]
+    if isinstance(model, Pretraining):
+        callbacks.append(Reconstructions(run.path / "reconstructions", every=model.pictures_every))
     logger = options.made.trainer.logger
     return Trainer(**_trainer_options(options, callbacks=callbacks, logger=_loggers(logger, run)))
 
@@ -247,13 +265,14 @@ def _write_start(
         write_text(run.typed, yaml.safe_dump({"command": ["vit", "fit", *args]}, sort_keys=False) + options.typed())
         run.update_record({"format": FORMAT, "name": run.path.parent.name, "started": now()})
     if isinstance(model, Task):
-        options.config.model.optim = Namespace(**plain(asdict(model.resolved.optim)))
-        options.config.model.schedule = Namespace(**plain(asdict(model.resolved.schedule)))
+        resolved = _options_of_model(options.config)
+        resolved.optim = Namespace(**plain(asdict(model.resolved.optim)))
+        resolved.schedule = Namespace(**plain(asdict(model.resolved.schedule)))
         encoder = {k: v for k, v in model.model.config.to_dict().items() if k != "num_classes"}
-        options.config.model.encoder = Namespace(size=None, **encoder)
+        resolved.encoder = Namespace(size=None, **encoder)
         prepared = model.preprocessing.to_dict()
         del prepared["image_size"]
-        options.config.model.preprocessing = Namespace(**prepared)
+        resolved.preprocessing = Namespace(**prepared)
     options.config.name = run.path.parent.name
     write_text(run.config, options.dump())
     write_text(run.plan, plan + "\n")
@@ -291,8 +310,8 @@ def _finish(
     }
     values, has_test = None, False
     if isinstance(model, Task):
-        if isinstance(data, ImageDataModule) and isinstance(model, Classifier):
-            has_test = bool(data.table.rows("test"))
+        if isinstance(data, ImageDataModule):
+            has_test = isinstance(model, Classifier) and bool(data.table.rows("test"))
             if data.table.rows("val"):
                 values = _pass(options, run, "val", model, data, best)
                 record["val"] = {**values, "checkpoint": best.name}
@@ -300,7 +319,7 @@ def _finish(
         provenance = {"run": run.path.name, "name": run.path.parent.name, "weights": model.weights}
         save_model(run.model, scored, classes=classes, preprocessing=preprocessing, provenance=provenance)
     run.update_record(record)
-    say_next(run, values, seconds, has_test=has_test)
+    say_next(run, values, seconds, has_test=has_test, has_classes=isinstance(model, Classifier))
 
 
 def _remove_if_empty(folder: Path) -> None:

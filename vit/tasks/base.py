@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vit.data.batch import Batch
+from vit.data.multicrop import MultiCrop, Views
 from vit.data.sampler import mix
 from vit.data.transforms import Preprocessing
 from vit.models.vit import VisionTransformer
@@ -33,6 +34,7 @@ class Task(LightningModule):
         weights: what the model started from, as it was named; None from scratch.
         weights_report: lines for the plan on what became of those weights.
         classes: class names in the order of their labels; empty where a task has none.
+        views: views of each training picture; None for one.
     """
 
     seed: int
@@ -41,6 +43,7 @@ class Task(LightningModule):
     weights: str | None = None
     weights_report: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    views: MultiCrop | None = None
     averaging: Averaging | None = None
     _window = 1.0
 
@@ -48,6 +51,11 @@ class Task(LightningModule):
     def model(self) -> VisionTransformer:
         """The bare model, on normalised floats."""
         raise NotImplementedError
+
+    @property
+    def trained(self) -> VisionTransformer:
+        """The model that the optimizer moves; another than `model` where that is an average of it."""
+        return self.model
 
     @property
     def aim(self) -> str:
@@ -60,10 +68,16 @@ class Task(LightningModule):
         return {"val_loss": "min"}
 
     def setup(self, stage: str) -> None:
-        """Give the datamodule the preprocessing of the model."""
+        """Give the datamodule the preprocessing of the model, and the views that it learns from."""
         data = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "preprocessing"):
             data.preprocessing = self.preprocessing  # type: ignore[union-attr]
+        if self.views is not None and not hasattr(data, "views"):
+            raise ValueError(
+                f"expected an ImageDataModule, which makes several views of a picture, but got {type(data).__name__}."
+            )
+        if hasattr(data, "views"):
+            data.views = self.views  # type: ignore[union-attr]
 
     def configure_callbacks(self) -> list[Callback]:
         """The average of the weights, where it is asked for."""
@@ -78,10 +92,10 @@ class Task(LightningModule):
         self.lr_factor: Schedule = make_schedule(self.resolved.schedule, self._run_steps())
         if self.averaging is not None:
             self.averaging.start = steps_of(o.ema_start, self.lr_factor.total)
-        self.model.gradient_checkpointing = o.gradient_checkpointing
+        self.trained.gradient_checkpointing = o.gradient_checkpointing
         if o.compile:
             # In place: a wrapper would put its own name before those of the weights.
-            self.model.compile()
+            self.trained.compile()
         return make_optimizer(o, self.parameter_groups())
 
     def _run_steps(self) -> int:
@@ -107,7 +121,7 @@ class Task(LightningModule):
         apply_to_optimizer(self.trainer.optimizers[0], groups)
         self.highest_lrs = [group["lr"] for group in groups]
 
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: Batch | Views, batch_idx: int) -> None:
         """Set the step's learning rates and seed, both functions of where in the run this is."""
         factor = self.lr_factor(self.trainer.global_step)
         for group, highest in zip(self.trainer.optimizers[0].param_groups, self.highest_lrs, strict=True):
