@@ -12,7 +12,9 @@ from test_methods import expected
 from torch.utils.data import DataLoader
 
 from vit.data import Folder, ImageDataModule
-from vit.data.batch import Batch
+from vit.data.augment import Augmentation
+from vit.data.batch import Batch, Pictures
+from vit.data.mix import Mixing
 from vit.evaluate.probe import features
 from vit.models.weights import load_weights, read_checkpoint
 from vit.tasks import Classifier, EncoderOptions, OptimConfig
@@ -104,7 +106,7 @@ class Digits(LightningDataModule):
         rows = torch.arange(len(self.labels))
         rows = rows[rows % 4 == 0] if split == "val" else rows[rows % 4 != 0]
         rows = rows[torch.randperm(len(rows))] if shuffle else rows
-        parts = [Batch(self.images[r], self.labels[r], r) for r in rows.split(32)]
+        parts = [Batch(self.images[r], self.labels[r], r) for r in rows.split(64)]
         return DataLoader(parts, batch_size=None)
 
     def train_dataloader(self):
@@ -118,9 +120,9 @@ class Digits(LightningDataModule):
 def base(tmp_path_factory):
     """A checkpoint of a model that was trained on the digits."""
     torch.manual_seed(0)
-    encoder = EncoderOptions(image_size=16, patch_size=4, channels=1, width=48, depth=3, heads=3, init_std=0.1)
-    model = Classifier(classes=list("0123456789"), encoder=encoder, optim=OptimConfig(lr=3e-3))
-    trainer = Trainer(**QUIET, max_epochs=5)
+    encoder = EncoderOptions(image_size=16, patch_size=4, channels=1, width=32, depth=3, heads=2, init_std=0.18)
+    model = Classifier(classes=list("0123456789"), encoder=encoder, optim=OptimConfig(lr=5e-3))
+    trainer = Trainer(**QUIET, max_epochs=6)
     trainer.fit(model, Digits("0123456789", mirrored=False))
     assert float(trainer.callback_metrics["val_acc"]) > 0.8
     path = tmp_path_factory.mktemp("base") / "base.ckpt"
@@ -224,3 +226,44 @@ def test_a_checkpoint_of_another_method_is_refused(tmp_path, tiny_folder, option
         Trainer(**QUIET, max_epochs=2).fit(
             classifier(**options), colours(tiny_folder), ckpt_path=tmp_path / "x.ckpt", weights_only=True
         )
+
+
+class Decoded:
+    """Counts the pictures that are decoded."""
+
+    def __init__(self, monkeypatch):
+        self.count, plain = 0, Pictures._sample
+
+        def counted(pictures, *where):
+            self.count += 1
+            return plain(pictures, *where)
+
+        monkeypatch.setattr(Pictures, "_sample", counted)
+
+
+@pytest.mark.parametrize(
+    ("options", "augment", "decoded"),
+    [
+        ({}, {"preset": "none"}, 36 + 18),
+        ({"tuning": TuningConfig(head_init="ridge")}, {"preset": "none"}, 36 + 18),
+        ({}, {}, 3 * 36 + 18),
+        ({"mixing": Mixing(mixup=0.2)}, {"preset": "none"}, 3 * 36 + 18),
+    ],
+    ids=["nothing is drawn", "and a ridge start", "crops", "mixup"],
+)
+def test_a_frozen_backbone_sees_each_picture_once_where_nothing_is_drawn(
+    tiny_folder, monkeypatch, options, augment, decoded
+):
+    fits = []
+    for stored in (True, False):
+        with monkeypatch.context() as patch:
+            if not stored:
+                patch.setattr("vit.tasks.classify.store_features", lambda *_, **__: None)
+            seen, model = Decoded(patch), classifier(method="head", optim=OptimConfig(lr=0.02), **options)
+            trainer = Trainer(**QUIET, max_epochs=3, num_sanity_val_steps=0)
+            trainer.fit(model, colours(tiny_folder, augment=Augmentation(**augment)))
+            fits.append((model.state_dict(), trainer.callback_metrics))
+            assert stored == (seen.count == decoded)
+    for name, tensor in fits[0][0].items():
+        torch.testing.assert_close(tensor, fits[1][0][name], atol=1e-5, rtol=1e-4)
+    assert float(fits[0][1]["val_loss"]) == pytest.approx(float(fits[1][1]["val_loss"]), rel=1e-3)

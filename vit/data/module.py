@@ -11,8 +11,10 @@ import torch
 import torch.distributed
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
-from torch.utils.data import DataLoader, Sampler
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
 
+from vit.data.augment import PRESETS
 from vit.data.batch import Pictures, collate
 from vit.data.cache import PictureCache, RamFolder, disk_room
 from vit.data.multicrop import MultiCrop, ViewsTransform, collate_views
@@ -20,6 +22,7 @@ from vit.data.sampler import EvalSampler, Key, TrainSampler
 from vit.data.source import Source, choose_workers, scarce_memory
 from vit.data.table import SPLITS, DataTable
 from vit.data.transforms import Preprocessing, Still, Training, Transform, training_transform
+from vit.data.vectors import Vectors
 
 log = logging.getLogger("vit.data")
 
@@ -46,6 +49,10 @@ class ImageDataModule(LightningDataModule):
 
     Args:
         source: where the pictures come from and how they are loaded.
+
+    Attributes:
+        features: stored vectors by split, in its order, which a fit gets in place of the split's pictures; empty when
+            a fit begins.
     """
 
     def __init__(self, source: Source) -> None:
@@ -53,6 +60,7 @@ class ImageDataModule(LightningDataModule):
         self.source = source
         self.views: MultiCrop | None = None
         self._preprocessing: Preprocessing | None = None
+        self.features: dict[str, Tensor] = {}
         self._sampler: TrainSampler | None = None
         self._position: tuple[int, int] | None = None
         self._lowered = self._said_scarce = False
@@ -113,6 +121,7 @@ class ImageDataModule(LightningDataModule):
     def setup(self, stage: str) -> None:
         """Start at the beginning, until a state is loaded; turn validation off where there is no val split."""
         self._position = None
+        self.features = {}
         if stage == "fit" and self.trainer is not None and not self.table.rows("val"):
             log.warning("there is no val split, so training runs without validation")
             self.trainer.limit_val_batches = 0
@@ -142,6 +151,8 @@ class ImageDataModule(LightningDataModule):
             epoch = max(epoch, self._position[0])
         sampler.set_epoch(epoch)
         self._sampler = sampler
+        if "train" in self.features:
+            return self._vectors("train", sampler, batch_size=self.batch_size, drop_last=self.source.drop_last)
         return self._loader(pictures, sampler, batch_size=self.batch_size, drop_last=self.source.drop_last, keep=True)
 
     def _training_pictures(self) -> Pictures:
@@ -152,6 +163,11 @@ class ImageDataModule(LightningDataModule):
             return self._pictures("train", several, seed=self.seed)
         transform = training_transform(self.preprocessing, self.source.augment)
         return self._pictures("train", transform, seed=self.seed, cache=self._cache(transform))
+
+    @property
+    def trains_as_evaluated(self) -> bool:
+        """Whether training sees each picture as evaluation does, every time the same."""
+        return self.views is None and self.source.augment.resolve() == PRESETS["none"]
 
     def val_dataloader(self) -> Loader:
         """The val split."""
@@ -174,6 +190,8 @@ class ImageDataModule(LightningDataModule):
         self._need(split)
         pictures = self._pictures(split, None)
         sampler = EvalSampler(len(pictures), rank=self._rank(), world=self._world())
+        if split in self.features and self._fn() == TrainerFn.FITTING:
+            return self._vectors(split, sampler, batch_size=self.eval_batch_size, drop_last=False)
         # Kept workers hold memory through all of training; a val loader is used in every epoch, others once.
         keep = split == "val" and self._fn() == TrainerFn.FITTING
         return self._loader(pictures, sampler, batch_size=self.eval_batch_size, drop_last=False, keep=keep)
@@ -267,7 +285,7 @@ class ImageDataModule(LightningDataModule):
             preprocessing=self.preprocessing,
             max_pixels=self.source.max_pixels,
             seed=seed,
-            max_errors=self.source.max_errors if seed is not None and self.source.on_error == "skip" else None,
+            max_errors=self.source.max_errors if split == "train" and self.source.on_error == "skip" else None,
             cache=cache,
         )
 
@@ -324,6 +342,17 @@ class ImageDataModule(LightningDataModule):
     def _processes(self) -> int:
         """Training processes on this machine."""
         return self.trainer.num_devices if self.trainer is not None else 1
+
+    def _vectors(self, split: str, sampler: Sampler[Key], *, batch_size: int, drop_last: bool) -> Loader:
+        stored: Dataset[Any] = Vectors(self.table, split, self.features[split])
+        return Loader(
+            stored,
+            batch_size=batch_size,
+            sampler=sampler,
+            drop_last=drop_last,
+            collate_fn=collate,
+            generator=torch.Generator(),
+        )
 
     def _on_gpu(self) -> bool:
         if self.trainer is None:

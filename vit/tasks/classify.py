@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
@@ -11,10 +12,11 @@ from vit.data.batch import Batch
 from vit.data.mix import UNMIXED, Mixing, mixed
 from vit.data.sampler import mix
 from vit.evaluate.metrics import StageMetrics
+from vit.evaluate.probe import Features
 from vit.models.normalise import Normalise
 from vit.models.vit import VisionTransformer
 from vit.tasks.base import Task
-from vit.tasks.headstart import split_features, start_head
+from vit.tasks.headstart import split_features, start_head, store_features
 from vit.tasks.methods import Method, TuningConfig, prepare, set_learning, set_modes, unfrozen
 from vit.tasks.optim import OptimConfig, ScheduleConfig
 from vit.tasks.options import EncoderOptions, PreprocessingOptions, given, plain, rebuilt
@@ -89,6 +91,7 @@ class Classifier(Task):
         self.learning = prepare(self.model, method, self.tuning)
         self._opened: int | None = None
         self._head_started = False
+        self._found: Features | None = None
         self.train_metrics, self.val_metrics, self.test_metrics = (StageMetrics(len(self.classes)) for _ in range(3))
         self.train(True)
         self._save_plain_hyperparameters()
@@ -155,12 +158,19 @@ class Classifier(Task):
         set_modes(self.model, mode)
         return self
 
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The optimizer; before it, as it makes the loaders, features that stay the same take the pictures' place."""
+        if self.method == "head":
+            self._found = store_features(self.trainer, self.net, mixes=self.mixing != UNMIXED)
+        return super().configure_optimizers()
+
     def on_fit_start(self) -> None:
         """Start the head where it is asked for, once: not when a run goes on, and not after training."""
+        found, self._found = self._found, None
         if self.tuning.head_init == "zero" or self._head_started:
             return
         self._head_started = True
-        found = split_features(self.trainer, self.net, "train")
+        found = found or split_features(self.trainer, self.net, "train")
         head = self.model.head
         assert isinstance(head, nn.Linear)
         fitted, factor = start_head(head, found)
@@ -171,7 +181,7 @@ class Classifier(Task):
                 flush=True,
             )
 
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Unfreeze what learns in this epoch, and set the step's learning rates and seed."""
         epoch = self.trainer.current_epoch
         if self.tuning.unfreeze_every is not None and epoch != self._opened:
@@ -205,8 +215,10 @@ class Classifier(Task):
                 "a new run with model.weights."
             )
 
-    def forward(self, images: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
-        """Logits of pictures as the datamodule gives them."""
+    def forward(self, images: UInt8[Tensor, "b c h w"] | Float[Tensor, "b ..."]) -> Float[Tensor, "b k"]:
+        """Logits of pictures as the datamodule gives them, or of stored features in their place."""
+        if images.ndim == 2:
+            return self.model.head(images.to(next(self.model.head.parameters()).dtype))
         return self.net(images)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Float[Tensor, ""]:

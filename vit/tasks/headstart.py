@@ -1,4 +1,4 @@
-"""The head start: a head in closed form on the features of the training pictures, before anything is trained."""
+"""Features of a frozen backbone in a fit: stored in the place of pictures, and a head in closed form from them."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import torch.distributed
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
+from vit.data.module import ImageDataModule
 from vit.evaluate.probe import Features, Ridge, features, ridge, sharpness
 from vit.models.normalise import Normalise
 
@@ -43,6 +44,37 @@ def split_features(trainer: Trainer, net: Normalise, split: str) -> Features:
             whole[rank :: trainer.world_size] = piece
         merged.append(whole)
     return Features(*merged)
+
+
+def store_features(trainer: Trainer, net: Normalise, *, mixes: bool) -> Features | None:
+    """Give the datamodule features in place of pictures, where all epochs would compute the same ones.
+
+    Those of the val split always; those of the train split where augmentation is `none` and nothing is mixed. A run
+    that is cut short on purpose (`limit_train_batches`, `fast_dev_run`) goes on to look at few pictures.
+
+    Args:
+        trainer: its datamodule gives the pictures.
+        net: with a backbone in which nothing learns.
+        mixes: whether training pictures are mixed.
+
+    Returns:
+        The train split's, if they are stored.
+    """
+    data: Any = getattr(trainer, "datamodule", None)
+    # fast_dev_run and overfit_batches are limits too; whole numbers count batches.
+    limit = trainer.limit_train_batches
+    if not isinstance(data, ImageDataModule) or isinstance(limit, int) or limit != 1.0:
+        return None
+    found = {}
+    if data.table.rows("val") and trainer.limit_val_batches == 1.0:
+        found["val"] = split_features(trainer, net, "val")
+    if data.trains_as_evaluated and not mixes:
+        found["train"] = split_features(trainer, net, "train")
+    data.features = {split: part.x for split, part in found.items()}
+    if trainer.is_global_zero and found:
+        counts = " and ".join(f"{len(part.x):,} {split}" for split, part in found.items())
+        print(f"head: features of {counts} pictures are computed once", flush=True)
+    return found.get("train")
 
 
 @torch.no_grad()

@@ -1,0 +1,37 @@
+"""Stored features in the place of pictures, for a head on a frozen backbone."""
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from vit.data.batch import Sample
+from vit.data.sampler import Key
+from vit.data.table import DataTable
+
+
+class Vectors(Dataset[Sample]):
+    """One split of the table, with a stored vector for each picture; nothing is decoded.
+
+    Args:
+        table: the data table.
+        split: name of the split.
+        x: the vectors, in the order of the split.
+
+    Raises:
+        ValueError: another number of vectors than of pictures.
+    """
+
+    def __init__(self, table: DataTable, split: str, x: Float[Tensor, "n d"]) -> None:
+        self.table, self.rows, self.x = table, table.rows(split), x
+        if len(x) != len(self.rows):
+            raise ValueError(
+                f"expected a vector for each of the {len(self.rows)} pictures of {split}, but got {len(x)}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: int | Key) -> Sample:
+        position = key.position if isinstance(key, Key) else key
+        row = self.rows[position]
+        return Sample(self.x[position], self.table.label(row), row, self.table.weight(row))
