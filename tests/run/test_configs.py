@@ -93,12 +93,22 @@ def clothes(tmp_path):
     return folder
 
 
+CLOTHES = [f"fashion_mnist_{name}" for name in ("mae", "masked", "autoregressive", "dino")]
+
+
 def words_for(name, pretrained, cifar, photos, imagenet, clothes):
     from_archive = [f"--data.root={cifar}", "--data.checksum=false", "--data.download=false"]
     from_folders = [f"--data.root={imagenet}"]
     smaller, few = ["--model.encoder.image_size=32", "--model.encoder.depth=1"], ["--data.first=4", "--data.fraction=1"]
+    tiny_dino = ["--model.projection.hidden=16", "--model.projection.outputs=32"]
     return {
         "quickstart": [],
+        **{name: [f"--data.root={clothes}", "--data.batch_size=8"] for name in CLOTHES},
+        "cifar10_mae": [*from_archive, "--model.encoder.depth=1", "--data.batch_size=8"],
+        "imagenet100_mae": [*from_folders, *smaller, "--model.decoder.depth=1", "--data.batch_size=8"],
+        "imagenet100_masked": [*from_folders, *smaller, "--data.batch_size=8", "--model.schedule.warmup=1"],
+        "imagenet100_autoregressive": [*from_folders, *smaller, "--model.head_depth=1", "--data.batch_size=8"],
+        "imagenet100_dino": [*from_folders, *smaller, *tiny_dino, "--data.batch_size=4"],
         "fashion_mnist_pretrain": [f"--data.root={clothes}", "--data.batch_size=32"],
         "finetune_folder": [f"--data.root={photos}", f"--model.weights={pretrained}", "--model.encoder.image_size=32"],
         "cifar10_scratch": [*from_archive, "--model.encoder.depth=2"],
@@ -128,8 +138,10 @@ def test_a_configuration_takes_two_steps_and_leaves_a_whole_run(
     assert run.record["name"] == name
     assert run.model.is_dir()
     assert run.best.exists() or run.last.exists()
-    size = run.record["config"]["model"]["encoder"]["image_size"]
-    assert size == {"quickstart": 16, "paper_finetune": 384, "fashion_mnist_pretrain": 28}.get(name, 32)
+    model = run.record["config"]["model"]
+    size = model.get("init_args", model)["encoder"]["image_size"]
+    clothing = dict.fromkeys(("fashion_mnist_pretrain", *CLOTHES), 28)
+    assert size == {"quickstart": 16, "paper_finetune": 384, **clothing}.get(name, 32)
 
 
 def test_planned_steps_are_the_steps_that_are_taken(tmp_path, tiny, capsys):  # C6
