@@ -11,7 +11,9 @@ __version__ = "0.1.0"
 # Loaded on first use, so that `import vit` and `vit --help` cost milliseconds.
 _HOME = {
     "fit": "vit.api",
+    "fit_many": "vit.api",
     "load": "vit.api",
+    "sweep": "vit.api",
     "test": "vit.api",
     "validate": "vit.api",
     "Classifier": "vit.tasks.classify",
@@ -27,14 +29,16 @@ __all__ = [
     "ViTConfig",
     "VisionTransformer",
     "fit",
+    "fit_many",
     "load",
+    "sweep",
     "test",
     "validate",
     "vit_config",
 ]
 
 if TYPE_CHECKING:
-    from vit.api import fit, load, test, validate
+    from vit.api import fit, fit_many, load, sweep, test, validate
     from vit.data.module import ImageDataModule
     from vit.models.config import ViTConfig
     from vit.models.sizes import vit_config

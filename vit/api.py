@@ -37,6 +37,49 @@ def fit(
     return session.fit(words + _words(changes), dry_run=dry_run, resume=None if resume is None else str(resume))
 
 
+def fit_many(
+    config: str | Path | None = None, *, seeds: int = 1, folds: int | None = None, **changes: Any
+) -> list[RunFolder]:
+    """Train a run for every seed and fold, and print mean and standard deviation of their val splits.
+
+    Args:
+        config: as in `fit`.
+        seeds: runs per fold.
+        folds: cross-validation; None leaves the split as it is.
+        changes: as in `fit`.
+
+    Raises:
+        ValueError: bad options or data.
+    """
+    from vit.run import many
+
+    words = [] if config is None else ["--config", str(config)]
+    return many.fit_many(words + _words(changes), seeds=seeds, folds=folds)
+
+
+def sweep(
+    config: str | Path | None = None, *, grid: dict[str, list[Any]], trials: int | None = None, **changes: Any
+) -> list[dict[str, Any]]:
+    """Train a run for every combination of values; see `vit.run.sweep.sweep`.
+
+    Args:
+        config: as in `fit`.
+        grid: values by dotted option, such as {"model.optim.lr": [1e-4, 3e-4]}.
+        trials: number of runs that Optuna chooses; None tries every combination.
+        changes: as in `fit`.
+
+    Returns:
+        A row per run, the best first.
+
+    Raises:
+        ValueError: bad options or data.
+    """
+    from vit.run import sweep as sweeps
+
+    words = [] if config is None else ["--config", str(config)]
+    return sweeps.sweep(words + _words(changes), grid, trials=trials)
+
+
 def validate(run: str | Path | RunFolder, **changes: Any) -> dict[str, Any]:
     """Score the best checkpoint of a run on its val split, see `test`."""
     from vit.run import session
@@ -93,12 +136,30 @@ def fit_command(words: Sequence[str]) -> int:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--resume")
     first.add_argument("--dry_run", action="store_true")
+    first.add_argument("--seeds", type=int, default=1)
+    first.add_argument("--folds", type=int)
     try:
         known, rest = first.parse_known_args(list(words))
     except argparse.ArgumentError as error:
-        raise ValueError("expected the folder of a run behind --resume.") from error
-    session.fit(rest, dry_run=known.dry_run, resume=known.resume)
+        raise ValueError(
+            f"expected a run's folder behind --resume, and whole numbers behind --seeds and --folds, but {error}"
+        ) from error
+    if known.seeds == 1 and known.folds is None:
+        session.fit(rest, dry_run=known.dry_run, resume=known.resume)
+    elif known.resume is not None:
+        raise ValueError("expected one run behind --resume, but --seeds or --folds ask for several. Leave them out.")
+    else:
+        from vit.run.many import fit_many
+
+        fit_many(rest, seeds=known.seeds, folds=known.folds, dry_run=known.dry_run)
     return 0
+
+
+def sweep_command(words: Sequence[str]) -> int:
+    """`vit sweep`."""
+    from vit.run import sweep
+
+    return sweep.command(words)
 
 
 def validate_command(words: Sequence[str]) -> int:

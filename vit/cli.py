@@ -8,6 +8,7 @@ from collections.abc import Sequence
 VERBS = {
     "check": ("vit.api:check_command", "look for damage, duplicates and leaks: vit check ROOT"),
     "fit": ("vit.api:fit_command", "train: vit fit --config quickstart"),
+    "sweep": ("vit.api:sweep_command", "try values: vit sweep --config NAME --grid model.optim.lr=[1e-4,3e-4]"),
     "validate": ("vit.api:validate_command", "score a run on its val split: vit validate RUN"),
     "test": ("vit.api:test_command", "score a run on its test split: vit test RUN"),
     "weights": ("vit.models.known:command", "list good starting points, or show what a file holds: vit weights FILE"),
@@ -56,8 +57,9 @@ def _call(verb: str, words: list[str]) -> int:
                 "expected torch and torchvision of one build, but they do not fit together. Install both again: "
                 "pip install --force-reinstall torch torchvision"
             ) from error
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as stop:
+        # 128 and the number of the signal, as shells count: Ctrl-C is 2.
+        return 128 + getattr(stop, "number", 2)
     except Exception as error:
         # Lightning says with its own exception that options do not go together; it is not imported here.
         bad_input = isinstance(error, ValueError) or type(error).__name__ == "MisconfigurationException"

@@ -3,7 +3,8 @@
 import pytest
 
 TINY = [
-    "--config=quickstart",
+    "--config=digits_scratch",
+    "--name=quickstart",
     "--trainer.accelerator=cpu",
     "--trainer.max_epochs=3",
     "--trainer.logger=false",

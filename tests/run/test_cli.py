@@ -69,7 +69,7 @@ def test_a_configuration_before_the_verb_is_taken(capsys):  # D11
 
 BAD = {
     "a missing folder": (["--data", "Folder", "--data.root", "nowhere"], "nowhere"),
-    "a size the patch does not divide": (["-c", "quickstart", "--model.encoder.image_size", "18"], "16 or 20"),
+    "a size the patch does not divide": (["-c", "digits_scratch", "--model.encoder.image_size", "18"], "16 or 20"),
     "weights that are not there": (["-c", "quickstart", "--model.weights", "nothing-here"], "nothing-here"),
     "a wrong option": (["-c", "quickstart", "--model.optim.lerning_rate", "1"], "no option --model.optim.lerning_rate"),
     "a wrong option of the data": (["-c", "quickstart", "--data.batchsize", "8"], "Did you mean data.batch_size"),
@@ -306,7 +306,7 @@ def test_two_processes_share_one_run_folder_and_score_each_picture_once(tiny):  
 def test_the_same_from_a_notebook(tmp_path, tiny):
     changes = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "limit_train_batches": 4}
     run = vit.fit(
-        "quickstart",
+        "digits_scratch",
         seed=3,
         trainer={**changes, "default_root_dir": str(tmp_path / "o")},
         model={"encoder": {"width": 16, "depth": 1, "heads": 2}},

@@ -103,6 +103,7 @@ def words_for(name, pretrained, cifar, photos, imagenet, clothes):
     tiny_dino = ["--model.projection.hidden=16", "--model.projection.outputs=32"]
     return {
         "quickstart": [],
+        "digits_scratch": [],
         **{name: [f"--data.root={clothes}", "--data.batch_size=8"] for name in CLOTHES},
         "cifar10_mae": [*from_archive, "--model.encoder.depth=1", "--data.batch_size=8"],
         "imagenet100_mae": [*from_folders, *smaller, "--model.decoder.depth=1", "--data.batch_size=8"],
@@ -141,7 +142,7 @@ def test_a_configuration_takes_two_steps_and_leaves_a_whole_run(
     model = run.record["config"]["model"]
     size = model.get("init_args", model)["encoder"]["image_size"]
     clothing = dict.fromkeys(("fashion_mnist_pretrain", *CLOTHES), 28)
-    assert size == {"quickstart": 16, "paper_finetune": 384, **clothing}.get(name, 32)
+    assert size == {"quickstart": 28, "digits_scratch": 16, "paper_finetune": 384, **clothing}.get(name, 32)
 
 
 def test_planned_steps_are_the_steps_that_are_taken(tmp_path, tiny, capsys):  # C6

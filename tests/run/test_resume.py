@@ -1,7 +1,6 @@
 """A run that goes on equals one that was never cut, bit for bit on the CPU."""
 
 import csv
-import signal
 
 import pytest
 import torch
@@ -23,17 +22,6 @@ class Cut(Callback):
 
     class Now(Exception):
         pass
-
-
-class CtrlC(Callback):
-    """Press Ctrl-C before the given optimizer step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_start(self, trainer, *args):
-        if trainer.global_step == self.step:
-            raise KeyboardInterrupt
 
 
 def weights(path):
@@ -89,19 +77,6 @@ def test_a_cut_run_that_mixes_pictures_goes_on_bit_for_bit(tmp_path, tiny, monke
 def _losses(run):
     with (run.path / "metrics.csv").open(newline="") as file:
         return [(row["epoch"], row["val_loss"], row["lr"]) for row in csv.DictReader(file)]
-
-
-def test_ctrl_c_says_how_to_go_on_and_works_again_afterwards(tmp_path, tiny, monkeypatch, capsys):
-    before = signal.getsignal(signal.SIGINT)
-    fit_with(CtrlC(8), tiny, KeyboardInterrupt, monkeypatch)
-    out = capsys.readouterr().out
-    folder = tmp_path / "outputs" / "quickstart" / "1"
-    assert "stopped at step 8" in out
-    assert f"vit fit --resume {folder}" in out
-    assert signal.getsignal(signal.SIGINT) is before
-    assert session.fit([], resume=str(folder)).record["epochs"] == 3
-    fit_with(CtrlC(2), tiny, KeyboardInterrupt, monkeypatch)
-    assert "no epoch was finished" in capsys.readouterr().out
 
 
 def test_two_epochs_and_one_more_equal_three(tmp_path, tiny):  # C14

@@ -9,7 +9,8 @@ from lightning.pytorch import Callback, Trainer
 from vit.data import Folder, ImageDataModule
 from vit.models.weights import read_checkpoint
 from vit.tasks import Classifier, EncoderOptions, OptimConfig, ScheduleConfig
-from vit.tasks.averaging import greedy_soup
+from vit.tasks.averaging import greedy_soup, save_soup
+from vit.tasks.callbacks import checkpoint_callbacks
 
 TINY = EncoderOptions(image_size=16, patch_size=8, width=16, depth=1, heads=2, dropout=0.1)
 STEPS = 24
@@ -207,3 +208,31 @@ def test_a_soup_of_different_models_is_refused(files, tmp_path):
         greedy_soup([files["a"], tmp_path / "e.ckpt"], lambda state: float(state["w"].sum()))
     with pytest.raises(ValueError, match="at least one checkpoint"):
         greedy_soup([], lambda state: 0.0)
+
+
+def test_the_best_checkpoints_of_a_run_become_a_soup_that_is_read_like_any_checkpoint(tmp_path, tiny_folder):
+    folder = tmp_path / "checkpoints"
+    kept = checkpoint_callbacks(folder, monitor="val_loss", mode="min", every_n_steps=None, keep=2)
+    torch.manual_seed(0)
+    net = model()
+    made = trainer(tmp_path, max_epochs=4, callbacks=kept, enable_checkpointing=True)
+    made.fit(net, data(tiny_folder))
+    files = sorted(folder.glob("soup-*.ckpt"))
+    assert [file.name for file in files] == ["soup-epoch=2-step=18.ckpt", "soup-epoch=3-step=24.ckpt"]
+
+    def score(state):
+        net.load_state_dict(state)
+        return made.validate(net, data(tiny_folder), verbose=False)[0]["val_loss"]
+
+    soup = greedy_soup(files, score, higher_is_better=False)
+    assert soup.score <= min(own for _, own, _, _ in soup.tried)
+    save_soup(soup, folder / "soup.ckpt", like=folder / "best.ckpt")
+    read, _, classes = read_checkpoint(folder / "soup.ckpt")
+    assert classes == ["blue", "green", "red"]
+    want = {name.removeprefix("net.model."): value for name, value in soup.state_dict.items()}
+    assert equal(dict(read.state_dict()), want)
+    held = torch.load(folder / "soup.ckpt", weights_only=True)
+    assert held["averaging"] == {"state_dict": "soup", "used": list(soup.used)}
+    assert "optimizer_states" not in held
+    result = made.validate(net, data(tiny_folder), ckpt_path=folder / "soup.ckpt", verbose=False, weights_only=True)
+    assert result[0]["val_loss"] == pytest.approx(soup.score)

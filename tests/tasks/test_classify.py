@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from vit.data import Folder, ImageDataModule
-from vit.tasks import Classifier, EncoderOptions, OptimConfig, PreprocessingOptions, ScheduleConfig
+from vit.tasks import Classifier, EncoderOptions, LossConfig, OptimConfig, PreprocessingOptions, ScheduleConfig
 
 TINY = EncoderOptions(image_size=32, patch_size=8, width=32, depth=2, heads=2, dropout=0.1, drop_path=0.1)
 CLASSES = ["blue", "green", "red"]
@@ -133,7 +133,7 @@ def test_the_first_loss_is_ln_k():
     [
         ({"classes": ["one"]}, "at least 2 classes"),
         ({"method": "hed"}, "expected method full, head, lora"),
-        ({"label_smoothing": 1.0}, "label_smoothing"),
+        ({"loss": {"label_smoothing": 1.0}}, "label_smoothing"),
         ({"encoder": EncoderOptions(image_size=36, patch_size=8)}, "32 or 40"),  # B7
         ({"encoder": EncoderOptions(size="B/61")}, "did you mean"),
         ({"weights": "nowhere"}, "nowhere"),
@@ -154,7 +154,7 @@ def test_label_smoothing_changes_the_training_loss_only():
         labels=torch.tensor([0, 1, 2, 0, 1, 2]),
         index=torch.arange(6),
     )
-    plain, smooth = tiny(), tiny(label_smoothing=0.3)
+    plain, smooth = tiny(), tiny(loss=LossConfig(label_smoothing=0.3))
     torch.nn.init.normal_(plain.model.head.weight)
     smooth.load_state_dict(plain.state_dict())
     plain.eval(), smooth.eval()
@@ -164,3 +164,26 @@ def test_label_smoothing_changes_the_training_loss_only():
     for model in (plain, smooth):
         model.validation_step(batch, 0)
     assert float(plain.val_metrics.compute()["loss"]) == float(smooth.val_metrics.compute()["loss"])
+
+
+def test_the_teacher_and_the_counts_enter_the_training_loss(tmp_path, tiny_folder):
+    teacher = tiny()
+    torch.nn.init.normal_(teacher.model.head.weight)
+    fit = trainer(tmp_path, max_steps=1, max_epochs=-1)
+    fit.fit(teacher, tiny_data(tiny_folder))
+    fit.save_checkpoint(tmp_path / "teacher.ckpt")
+    loss = LossConfig(teacher=str(tmp_path / "teacher.ckpt"), distillation_alpha=1.0, class_weights="balanced")
+    student = tiny(loss=loss, optim=OptimConfig(lr=3e-3))
+    learn = trainer(tmp_path, max_epochs=15, limit_val_batches=0)
+    learn.fit(student, tiny_data(tiny_folder))
+    assert [n for n, _ in student.named_parameters()] == [n for n, _ in teacher.named_parameters()]
+    images = torch.cat([batch.images for batch in tiny_data(tiny_folder).val_dataloader()])
+    with torch.no_grad():
+        theirs, ours = teacher.eval()(images).argmax(1), student.eval()(images).argmax(1)
+    assert (theirs == ours).float().mean() > 0.7, "labels play no part, so only the teacher can have taught this"
+    learn.save_checkpoint(tmp_path / "student.ckpt")
+    again = Classifier.load_from_checkpoint(tmp_path / "student.ckpt", weights_only=True)
+    assert again.loss == student.loss
+    assert again.eval()(images).equal(student(images))
+    with pytest.raises(ValueError, match="in a Trainer"):
+        again.training_step(next(iter(tiny_data(tiny_folder).train_dataloader())), 0)

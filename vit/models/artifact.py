@@ -85,6 +85,8 @@ def save_model(
         (beside / CONFIG).write_text(text + "\n", encoding="utf-8")
         card = model_card(model.config, classes, preprocessing, timm_gaps(model.config))
         (beside / CARD).write_text(card, encoding="utf-8")
+        # safetensors lets nobody but the owner read; a model folder is as readable as its other files.
+        (beside / WEIGHTS).chmod((beside / CARD).stat().st_mode)
         for file in beside.iterdir():
             _flush_to_disk(file)
         _put_in_place(beside, target)

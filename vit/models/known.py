@@ -26,6 +26,7 @@ class StartingPoint(NamedTuple):
 
 
 KNOWN = (
+    StartingPoint("fashion_mnist_28", 0.7, 28, "apache-2.0", "small grey pictures; needs no network, comes with vit"),
     StartingPoint("vit_small_patch14_reg4_dinov2.lvd142m", 22.1, 518, "apache-2.0", "few pictures; features as is"),
     StartingPoint("vit_base_patch14_reg4_dinov2.lvd142m", 86.6, 518, "apache-2.0", "the same, better and slower"),
     StartingPoint("vit_large_patch14_reg4_dinov2.lvd142m", 304.4, 518, "apache-2.0", "the best features, on a GPU"),

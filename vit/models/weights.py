@@ -22,6 +22,10 @@ from vit.models.other_families import from_open_clip, from_torchvision
 from vit.models.timm_family import from_timm_model, from_timm_names
 from vit.models.vit import VisionTransformer
 
+SHIPPED = Path(__file__).resolve().parents[1] / "pretrained"
+SHIPPED_NAMES = ("fashion_mnist_28",)
+"""Model folders that travel inside the package."""
+
 ANCHORS = (
     "patch_embed.proj.weight",
     "embeddings.patch_embeddings.projection.weight",
@@ -60,7 +64,8 @@ def load_weights(source: str, *, classes: Sequence[str] | None = None, **options
     """Load weights, and move them to another image size, patch size or number of channels where one is asked for.
 
     Args:
-        source: a run folder, a model folder, a file or folder of any family, `local-dir:FOLDER`, or a timm name.
+        source: a run folder, a model folder, a file or folder of any family, `local-dir:FOLDER`, a timm name, or
+            `fashion_mnist_28`, which comes with the toolkit.
         classes: of the data; the head is kept only if its own class names are these in this order. None keeps it.
         options: of `ViTConfig`, over those of the weights.
 
@@ -68,6 +73,8 @@ def load_weights(source: str, *, classes: Sequence[str] | None = None, **options
         ValueError: there are no such weights, a tensor of the backbone has no place, or the options do not fit.
     """
     path = Path(source.removeprefix("local-dir:")).expanduser()
+    if not path.exists() and source in SHIPPED_NAMES:
+        path = SHIPPED / source
     path = path / "model" if (path / "model" / CONFIG).is_file() else path
     if not path.exists():
         found = _from_name(source)

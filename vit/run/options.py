@@ -7,7 +7,7 @@ the environment (VIT_FIT__MODEL__OPTIM__LR=1e-4), and that over defaults.
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import yaml
 from jsonargparse import Namespace
@@ -19,12 +19,14 @@ from vit.data.mix import Mixing
 from vit.data.module import ImageDataModule
 from vit.data.multicrop import MultiCrop
 from vit.data.source import Source
+from vit.data.table import DataTable
 from vit.run.configs import find_config
 from vit.run.messages import plain_message
 from vit.tasks.autoregressive import Autoregressive
 from vit.tasks.classify import Classifier
 from vit.tasks.dino import DINO, HeadConfig
 from vit.tasks.dino_teacher import TeacherConfig
+from vit.tasks.losses import LossConfig
 from vit.tasks.mae import MAE, DecoderConfig
 from vit.tasks.masked import MaskedPatches
 from vit.tasks.methods import TuningConfig
@@ -111,6 +113,7 @@ class Options(LightningCLI):
         name = _named_model(ordered)
         self.pretraining = name in OBJECTIVES
         self.own_model = name is not None and not self.pretraining
+        self._table: DataTable | None = None
         super().__init__(
             model_class=None if name is not None else Classifier,
             save_config_callback=None,
@@ -129,12 +132,27 @@ class Options(LightningCLI):
         # Both are read before all others, see `vit.api.fit_command`; here they are for --help.
         parser.add_argument("--resume", type=str | None, help="Run folder to go on in; needs no other option.")
         parser.add_argument("--dry_run", action="store_true", help="Print the plan and stop; nothing is written.")
+        parser.add_argument(
+            "--recipe",
+            type=Literal["auto", "paper", "none"],
+            default="auto",
+            help="Who chooses what was not set: auto looks at pictures, weights and machine; paper is that of the ViT "
+            "paper, table 4; none takes the defaults. The plan says what was chosen and why.",
+        )
+        # Read before all others too, see `vit.run.many`.
+        parser.add_argument("--seeds", type=int, default=1, help="Train so many runs, which differ in their seed.")
+        parser.add_argument("--folds", type=int | None, help="Cross-validate: train as many runs as folds.")
         parser.add_argument("--name", type=str | None, help="Name of the run's parent folder. Default: the config's.")
         parser.add_argument("--seed", type=int, default=0, help="Of everything random in the run.")
         parser.add_argument(
             "--monitor",
             type=str | None,
             help="Value that chooses the best checkpoint: val_acc (default), val_balanced_acc, val_top5 or val_loss.",
+        )
+        parser.add_argument(
+            "--patience",
+            type=int | None,
+            help="End when the monitored value has not improved for so many validations. Default: train to the end.",
         )
         parser.add_argument(
             "--save_every_n_steps",
@@ -173,15 +191,28 @@ class Options(LightningCLI):
     def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
         """Nothing: the model has its own."""
 
+    def data(self) -> LightningDataModule:
+        """Make the data from the options as they are now; the pictures are scanned once.
+
+        Raises:
+            ValueError: data that are not there.
+        """
+        self.made = self.parser.instantiate(self.config)
+        data = self.made.data
+        data = ImageDataModule(data) if isinstance(data, Source) else data
+        if isinstance(data, ImageDataModule):
+            if self._table is None:
+                self._table = data.table
+            data.__dict__["table"] = self._table
+        return data
+
     def build(self) -> tuple[LightningDataModule, LightningModule]:
         """Make the data and the model, which takes its classes from the data.
 
         Raises:
             ValueError: data that are not there, or a model that cannot be built.
         """
-        self.made = self.parser.instantiate(self.config)
-        data = self.made.data
-        data = ImageDataModule(data) if isinstance(data, Source) else data
+        data = self.data()
         if self.own_model:
             return data, self.made.model
         if self.pretraining:
@@ -221,6 +252,7 @@ def _made(options: dict[str, Any]) -> dict[str, Any]:
 _KINDS: dict[str, type] = {
     "encoder": EncoderOptions,
     "tuning": TuningConfig,
+    "loss": LossConfig,
     "optim": OptimConfig,
     "schedule": ScheduleConfig,
     "mixing": Mixing,

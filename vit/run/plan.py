@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from lightning.pytorch import LightningModule
 
 from vit.data.module import ImageDataModule
 from vit.models.attention import cpu_computes_bf16
+from vit.run.recipes import advice
 from vit.tasks.base import Task
 from vit.tasks.optim import OptimConfig, make_schedule, steps_of
 
@@ -74,7 +76,13 @@ class Plan:
 
 
 def make_plan(
-    data: Any, model: LightningModule, trainer: dict[str, Any], reasons: dict[str, str], *, title: str
+    data: Any,
+    model: LightningModule,
+    trainer: dict[str, Any],
+    reasons: dict[str, str],
+    *,
+    title: str,
+    recipe: Sequence[str] = (),
 ) -> Plan:
     """Work out the plan of a fit.
 
@@ -84,6 +92,7 @@ def make_plan(
         trainer: resolved options of the Trainer.
         reasons: why resolved options are what they are, by dotted name.
         title: the run's name and seed.
+        recipe: what the recipe chose, a line each.
 
     Raises:
         ValueError: a warm-up longer than the run, or no training pictures.
@@ -93,6 +102,8 @@ def make_plan(
         plan.lines |= _data_lines(data)
     else:
         plan.lines["data"] = [f"{type(data).__module__}.{type(data).__name__}"]
+    if recipe:
+        plan.lines["recipe"] = list(recipe)
     plan.lines["model"] = _model_lines(model)
     if isinstance(model, Task):
         if model.weights_report:
@@ -101,6 +112,9 @@ def make_plan(
         plan.lines["pictures"] = [_preparation(model)]
         if isinstance(data, ImageDataModule):
             plan.lines |= _training_lines(model, trainer, _batches(data, trainer))
+    if isinstance(model, Task) and isinstance(data, ImageDataModule):
+        notes = advice(model, len(data.table.rows("train")))
+        plan.lines |= {"note": notes} if notes else {}
     plan.lines["precision"] = [_with_reason(str(trainer["precision"]), reasons.get("trainer.precision"))]
     return plan
 

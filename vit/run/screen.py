@@ -2,33 +2,12 @@
 
 import contextlib
 import logging
-import signal
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Trainer
-
 from vit.run.folder import RunFolder
-
-
-@contextlib.contextmanager
-def interruptible(trainer: Trainer, run: RunFolder) -> Iterator[None]:
-    """After Ctrl-C say where the run can go on; Lightning would end the process and leave Ctrl-C switched off."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    except SystemExit:
-        if not trainer.interrupted:
-            raise
-        shown = as_typed(run.path)
-        there = f"go on with: vit fit --resume {shown}" if run.last.exists() else "no epoch was finished"
-        print(f"\nstopped at step {trainer.global_step}; {there}", flush=True)
-        raise KeyboardInterrupt from None
-    finally:
-        with contextlib.suppress(ValueError):  # only the main thread may set handlers
-            signal.signal(signal.SIGINT, handler)
 
 
 def say_next(

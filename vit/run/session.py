@@ -17,7 +17,7 @@ import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 from lightning.pytorch.loggers import Logger
 
 from vit.data.module import ImageDataModule
@@ -28,11 +28,14 @@ from vit.models.weights import read_checkpoint
 from vit.run.folder import CHOSEN_FOLDER, RunFolder, new_run_folder, open_run_folder, write_text
 from vit.run.options import Options
 from vit.run.plan import choose_precision, make_plan
+from vit.run.recipes import apply_recipe
 from vit.run.record import environment, now
-from vit.run.screen import interruptible, quiet_lightning, result_line, say_next
+from vit.run.screen import quiet_lightning, result_line, say_next
+from vit.run.stop import StopAtStep, stoppable
 from vit.tasks.base import Task
 from vit.tasks.callbacks import EpochLog, Predictions, checkpoint_callbacks
 from vit.tasks.classify import Classifier
+from vit.tasks.guards import OneClass, check_directions
 from vit.tasks.options import plain
 from vit.tasks.pretrain import Pretraining
 from vit.tasks.reconstructions import Reconstructions
@@ -61,8 +64,10 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
             raise ValueError(f"expected {run.last} to go on from, but it is not there; start a new run.")
     options = Options("fit", args)
     config = options.config
-    reasons = _resolve(config)
     with quiet_lightning():
+        # A run that goes on has chosen already.
+        recipe = apply_recipe(options) if run is None else []
+        reasons = _resolve(config)
         seed_everything(config.seed, workers=True, verbose=False)
         if run is not None and not options.own_model:
             # The checkpoint holds all weights; what the run started from need not be there any more.
@@ -72,7 +77,7 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
         name = config.name or _name(args, config)
         title = f"{name}, seed {config.seed}" + (f", goes on in {run.path}" if run else "")
         trainer_options = config.trainer.as_dict()
-        plan = make_plan(data, model, trainer_options, reasons, title=title)
+        plan = make_plan(data, model, trainer_options, reasons, title=title, recipe=recipe)
         first_process = os.environ.get("LOCAL_RANK", "0") == "0"
         if first_process:
             print(plan, flush=True)
@@ -88,8 +93,10 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
             # Only after a checkpoint was read: one that does not fit must not change the record of its run.
             callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
             callbacks.append(LambdaCallback(on_train_start=lambda *_: begin() if first_process else None))
+            stop = StopAtStep(run)
+            callbacks.append(stop)
             started = time.monotonic()
-            with interruptible(trainer, run):
+            with stoppable(trainer, stop):
                 trainer.fit(model, datamodule=data, ckpt_path=str(run.last) if resume else None, weights_only=True)
             seconds = time.monotonic() - started
             if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -233,8 +240,17 @@ def _trainer(options: Options, model: LightningModule, run: RunFolder, *, has_va
     ]
     if isinstance(model, Pretraining):
         callbacks.append(Reconstructions(run.path / "reconstructions", every=model.pictures_every))
+    if config.patience is not None:
+        if monitor is None:
+            raise ValueError("expected a val split and a task of this toolkit for --patience, but there is none.")
+        callbacks.append(EarlyStopping(monitor, mode=known[monitor], patience=config.patience, check_finite=False))
+    if known:
+        callbacks.append(OneClass())
     logger = options.made.trainer.logger
-    return Trainer(**_trainer_options(options, callbacks=callbacks, logger=_loggers(logger, run)))
+    trainer = Trainer(**_trainer_options(options, callbacks=callbacks, logger=_loggers(logger, run)))
+    if known:
+        check_directions(trainer.callbacks, known)  # type: ignore[attr-defined]
+    return trainer
 
 
 def _loggers(asked: Any, run: RunFolder) -> list[Logger] | bool:

@@ -197,6 +197,23 @@ def greedy_soup(
     return Soup(_mean(total, len(used), dtypes), sign * best, names, tuple(tried))
 
 
+def save_soup(soup: Soup, file: Path, *, like: Path) -> None:
+    """Write a soup as a checkpoint that every verb reads, but that no run goes on from.
+
+    Args:
+        soup: its weights.
+        file: where.
+        like: a checkpoint of the same run, for all that is not weights.
+    """
+    held = torch.load(like, map_location="cpu", weights_only=True)
+    kept = {
+        name: held[name] for name in held if name not in ("optimizer_states", "lr_schedulers", "callbacks", "loops")
+    }
+    beside = file.with_name(f".{file.name}")
+    torch.save({**kept, "state_dict": soup.state_dict, _KEY: {"state_dict": "soup", "used": list(soup.used)}}, beside)
+    beside.replace(file)
+
+
 def _weights(file: Path) -> dict[str, Tensor]:
     return torch.load(file, map_location="cpu", weights_only=True)["state_dict"]
 

@@ -15,6 +15,7 @@ from vit.data.transforms import Preprocessing
 from vit.models.vit import VisionTransformer
 from vit.tasks.accumulate import window_factor
 from vit.tasks.averaging import Averaging, live_weights_first
+from vit.tasks.guards import check_finite
 from vit.tasks.optim import Schedule, apply_to_optimizer, make_optimizer, make_schedule, parameter_groups, steps_of
 from vit.tasks.recipe import Resolved
 
@@ -140,6 +141,7 @@ class Task(LightningModule):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Gradients of the batch's loss, by its share in the window of accumulated batches."""
+        self._loss = loss.detach()
         super().backward(loss if self._window == 1 else loss * self._window, *args, **kwargs)
 
     def configure_gradient_clipping(
@@ -148,9 +150,18 @@ class Task(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the global norm at `optim.clip`; the Trainer's own setting goes first."""
+        """Clip the global norm at `optim.clip`; the Trainer's own setting goes first.
+
+        Raises:
+            NonFiniteError: the loss or the norm is not finite.
+        """
         if gradient_clip_val is None:
             gradient_clip_val, gradient_clip_algorithm = self.resolved.optim.clip or None, "norm"
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        scaled = self.trainer.scaler is not None
+        rate = optimizer.param_groups[-1]["lr"]
+        check_finite(self._loss, None if scaled else norm, step=self.trainer.global_step, lr=rate)
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

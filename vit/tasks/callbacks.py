@@ -1,6 +1,7 @@
 """What happens around training steps: checkpoints, the log of epochs, the table of predictions."""
 
 import csv
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -35,14 +36,45 @@ class RunCheckpoint(ModelCheckpoint):
         }
         super().load_state_dict({**moved, "dirpath": here})
 
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        save_whole(trainer, Path(filepath))
+        self._last_global_step_saved = trainer.global_step
+        self._last_checkpoint_saved = filepath
+
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """Save every n steps, but not between the batches of one optimizer step."""
-        if not trainer.fit_loop.epoch_loop._should_accumulate():
+        """Save every n steps, but not between the batches of one optimizer step.
+
+        Nor after the last batch of an epoch: a run that goes on from there would miss its validation.
+        """
+        loop = trainer.fit_loop.epoch_loop
+        if not loop._should_accumulate() and not loop.batch_progress.is_last_batch:
             super().on_train_batch_end(trainer, *args, **kwargs)
 
 
+def save_whole(trainer: Trainer, file: Path) -> None:
+    """Write a checkpoint beside its place, then rename it, so that a kill leaves the old one or the new one.
+
+    Lightning writes to the temporary folder first, and moving from there to another disk is a copy. A sharded
+    checkpoint is a folder.
+    """
+    beside = file.with_name(f".{file.name}.new")
+    trainer.save_checkpoint(beside)
+    if trainer.is_global_zero:
+        if beside.is_dir() and file.exists():
+            shutil.rmtree(file)
+        beside.replace(file)
+    trainer.strategy.barrier("checkpoint is in its place")
+
+
+class SoupCheckpoint(RunCheckpoint):
+    """The k best checkpoints of a run, `soup-*.ckpt`, for a greedy soup.
+
+    A class of its own, because Lightning tells the states of callbacks apart by class and monitor.
+    """
+
+
 def checkpoint_callbacks(
-    folder: Path, *, monitor: str | None, mode: str, every_n_steps: int | None
+    folder: Path, *, monitor: str | None, mode: str, every_n_steps: int | None, keep: int = 1
 ) -> list[RunCheckpoint]:
     """`best.ckpt` by the monitored value, and `last.ckpt` after each epoch and every n optimizer steps.
 
@@ -51,11 +83,15 @@ def checkpoint_callbacks(
         monitor: name of a logged value; None leaves out `best`.
         mode: min or max.
         every_n_steps: distance of further saves of `last`.
+        keep: above 1, the so many best checkpoints are kept too, as `soup-*.ckpt`.
     """
     common: dict[str, Any] = {"dirpath": folder, "save_top_k": 1, "enable_version_counter": False}
-    made = []
+    made: list[RunCheckpoint] = []
     if monitor is not None:
-        made.append(RunCheckpoint(filename="best", monitor=monitor, mode=mode, save_on_train_epoch_end=False, **common))
+        by_value = {"monitor": monitor, "mode": mode, "save_on_train_epoch_end": False}
+        made.append(RunCheckpoint(filename="best", **by_value, **common))
+        if keep > 1:
+            made.append(SoupCheckpoint(filename="soup-{epoch}-{step}", **by_value, **{**common, "save_top_k": keep}))
     made.append(RunCheckpoint(filename="last", every_n_epochs=1, save_on_train_epoch_end=True, **common))
     if every_n_steps is not None:
         made.append(RunCheckpoint(filename="last", every_n_train_steps=every_n_steps, **common))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
@@ -16,7 +17,9 @@ from vit.evaluate.probe import Features
 from vit.models.normalise import Normalise
 from vit.models.vit import VisionTransformer
 from vit.tasks.base import Task
+from vit.tasks.distill import Teacher, distillation_loss, load_teacher
 from vit.tasks.headstart import split_features, start_head, store_features
+from vit.tasks.losses import Loss, LossConfig, make_loss, resolve_loss
 from vit.tasks.methods import Method, TuningConfig, prepare, set_learning, set_modes, unfrozen
 from vit.tasks.optim import OptimConfig, ScheduleConfig
 from vit.tasks.options import EncoderOptions, PreprocessingOptions, given, plain, rebuilt
@@ -41,7 +44,7 @@ class Classifier(Task):
         tuning: options of the methods, gradual unfreezing, and how the head starts.
         optim: the optimizer.
         schedule: learning rate over the run.
-        label_smoothing: share of the target spread over all classes, in [0, 1).
+        loss: what is minimised, and from which teacher the model learns too.
         mixing: mixup and CutMix of training batches.
         preprocessing: how pictures become tensors; what is not set comes from the weights.
         seed: of what is random in a step; the command line takes it from `--seed`.
@@ -60,7 +63,7 @@ class Classifier(Task):
         tuning: TuningConfig = TuningConfig(),
         optim: OptimConfig = OptimConfig(),
         schedule: ScheduleConfig = ScheduleConfig(),
-        label_smoothing: float = 0.0,
+        loss: LossConfig = LossConfig(),
         mixing: Mixing = UNMIXED,
         preprocessing: PreprocessingOptions = PreprocessingOptions(),  # type: ignore[valid-type]
         seed: int = 0,
@@ -68,14 +71,14 @@ class Classifier(Task):
         super().__init__()
         if not classes or len(classes) < 2:
             raise ValueError(f"expected at least 2 classes, but got {list(classes or [])}.")
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"expected label_smoothing in [0, 1), but got {label_smoothing}.")
         self.mixing = rebuilt(Mixing, mixing)
         self.classes = tuple(classes)
         self.method = method
         self.tuning = rebuilt(TuningConfig, tuning)
         self.weights = weights
-        self.label_smoothing = label_smoothing
+        self.loss = resolve_loss(rebuilt(LossConfig, loss), multi_label=False)
+        self.criterion: Loss | None = None if self.loss.needs_counts else self._make_loss(None)
+        self._teacher: Teacher | None = None
         self.seed = seed
         start = start_from(given(encoder), weights, self.classes, given(preprocessing))
         self.weights_report = start.notes
@@ -125,16 +128,20 @@ class Classifier(Task):
             "tuning": plain(asdict(self.tuning)),
             "optim": plain(asdict(self.resolved.optim)),
             "schedule": plain(asdict(self.resolved.schedule)),
-            "label_smoothing": self.label_smoothing,
+            "loss": plain(asdict(self.loss)),
             "mixing": asdict(self.mixing),
             "preprocessing": prepared,
             "seed": self.seed,
         }
         self.save_hyperparameters(values, logger=False)
 
+    def _make_loss(self, counts: Sequence[int] | None) -> Loss:
+        return make_loss(self.loss, counts=counts, num_classes=len(self.classes), multi_label=False)
+
     def setup(self, stage: str) -> None:
         """Give the datamodule the preprocessing of the weights, and compare the classes."""
         if stage == "fit":
+            self._prepare_loss()
             if self.tuning.unfreeze_every is not None and self.trainer.world_size > 1:
                 raise ValueError(
                     "expected one process for tuning.unfreeze_every, because others would wait for gradients of frozen "
@@ -152,6 +159,15 @@ class Classifier(Task):
             )
         super().setup(stage)
 
+    def _prepare_loss(self) -> None:
+        """Count the training pictures of each class, and load the teacher, where the loss wants them."""
+        table = getattr(getattr(self.trainer, "datamodule", None), "table", None)
+        if self.loss.needs_counts:
+            counts = None if table is None else np.bincount(table.labels("train"), minlength=len(self.classes)).tolist()
+            self.criterion = self._make_loss(counts)
+        if self.loss.teacher is not None and self._teacher is None:
+            self._teacher = load_teacher(self.loss.teacher, classes=self.classes)
+
     def train(self, mode: bool = True) -> "Classifier":
         """Switch to training; parts in which nothing learns stay in evaluation mode, see `set_modes`."""
         super().train(mode)
@@ -161,7 +177,9 @@ class Classifier(Task):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimizer; before it, as it makes the loaders, features that stay the same take the pictures' place."""
         if self.method == "head":
-            self._found = store_features(self.trainer, self.net, mixes=self.mixing != UNMIXED)
+            self._found = store_features(
+                self.trainer, self.net, mixes=self.mixing != UNMIXED or self._teacher is not None
+            )
         return super().configure_optimizers()
 
     def on_fit_start(self) -> None:
@@ -173,7 +191,7 @@ class Classifier(Task):
         found = found or split_features(self.trainer, self.net, "train")
         head = self.model.head
         assert isinstance(head, nn.Linear)
-        fitted, factor = start_head(head, found)
+        fitted, factor = start_head(head, found, binary=self.loss.name in ("bce", "asymmetric"))
         if self.trainer.is_global_zero:
             print(
                 f"head: ridge regression on {len(found.x):,} pictures, {100 * fitted.loo_accuracy:.2f} % right when "
@@ -222,7 +240,7 @@ class Classifier(Task):
         return self.net(images)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Float[Tensor, ""]:
-        """Cross-entropy of a batch, against shares of classes where pictures are mixed."""
+        """Loss of a batch, against shares of classes where pictures are mixed, and against the teacher's view of it."""
         labels: Tensor = batch.labels
         images, targets = batch.images, labels
         if self.mixing != UNMIXED:
@@ -230,12 +248,17 @@ class Classifier(Task):
             images, targets = mixed(images, labels, classes=len(self.classes), seed=mix(*where), **asdict(self.mixing))
             labels = targets.argmax(1)
         logits = self(images).float()
-        loss = nn.functional.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+        if self.criterion is None:
+            raise ValueError("expected training to begin in a Trainer, which counts the pictures of each class.")
+        loss = self.criterion(logits, targets)
+        if self._teacher is not None:
+            share = self.loss.distillation_alpha
+            loss = (1 - share) * loss + share * distillation_loss(self.loss, logits, self._teacher(images))
         self.train_metrics.update(loss, logits, labels)
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Float[Tensor, "b k"]:
-        """Logits of a batch; the loss is counted without smoothing."""
+        """Logits of a batch; the loss that is shown is plain cross-entropy, whatever is minimised."""
         return self._evaluate(batch, self.val_metrics)
 
     def test_step(self, batch: Batch, batch_idx: int) -> Float[Tensor, "b k"]:

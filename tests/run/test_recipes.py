@@ -1,0 +1,84 @@
+"""`--recipe` fills in what was not typed, says why, and what was typed wins."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit.models.artifact import save_model
+from vit.models.sizes import vit_config
+from vit.models.vit import VisionTransformer
+from vit.run import session
+
+QUICK = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.limit_train_batches=2"]
+
+
+@pytest.fixture
+def photos(tmp_path):
+    draw = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(30):
+            pixels = draw.integers(0, 256, (60, 50, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def weights(tmp_path):
+    model = VisionTransformer(vit_config("Ti/8", image_size=64, num_classes=2, depth=2))
+    prepared = {"image_size": 64, "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_pct": 0.9}
+    folder = tmp_path / "weights"
+    return save_model(folder, model, classes=["x", "y"], preprocessing={**prepared, "crop_mode": "center"})
+
+
+def fitted(tmp_path, *words):
+    return session.fit([*words, *QUICK, f"--trainer.default_root_dir={tmp_path / 'outputs'}"])
+
+
+def test_auto_chooses_says_why_and_is_recorded(tmp_path, photos, weights, capsys):
+    run = fitted(
+        tmp_path, "--data=Folder", f"--data.root={photos}", f"--model.weights={weights}", "--trainer.max_epochs=1"
+    )
+    out = capsys.readouterr().out
+    assert "recipe       auto; what is set by hand wins" in out
+    assert "data.batch_size 16 (3 steps an epoch)" in out
+    assert "model.tuning.head_init ridge" in out
+    assert "head: ridge regression on 48 pictures" in out
+    config = run.record["config"]
+    assert config["data"]["init_args"]["batch_size"] == 16
+    assert config["data"]["init_args"]["augment"]["preset"] == "light"
+    assert config["model"]["tuning"]["head_init"] == "ridge"
+    assert config["trainer"]["max_epochs"] == 1, "what was typed wins"
+    assert "max_epochs" not in out.partition("recipe")[2].partition("model ")[0]
+
+
+def test_what_is_typed_wins_also_in_a_file(tmp_path, photos, weights, capsys):
+    file = tmp_path / "own.yaml"
+    file.write_text("model:\n  optim: {lr: 0.002}\ndata:\n  class_path: Folder\n  init_args: {batch_size: 4}\n")
+    fitted(tmp_path, f"--config={file}", f"--data.root={photos}", f"--model.weights={weights}", "--dry_run")
+    out = capsys.readouterr().out
+    assert "batch 4 (as asked for)" in out
+    assert "model.optim.lr" not in out
+    assert "data.batch_size" not in out
+    assert "lr 0.002 is high for pre-trained weights" in out  # C3
+
+
+def test_none_takes_the_defaults(tmp_path, photos, capsys):
+    fitted(
+        tmp_path,
+        "--data=Folder",
+        f"--data.root={photos}",
+        "--recipe=none",
+        "--model.encoder.image_size=32",
+        "--model.encoder.depth=1",
+        "--dry_run",
+    )
+    out = capsys.readouterr().out
+    assert "recipe" not in out
+    assert "4 patches are few to tell things apart" in out  # C2
+    assert "48 pictures are few to learn from scratch; vit weights" in out
+
+
+def test_paper_is_refused_for_a_task_of_ones_own(tmp_path, photos):
+    with pytest.raises(ValueError, match="expected classification with a data source"):
+        fitted(tmp_path, "--data=Folder", f"--data.root={photos}", "--recipe=paper", "--model=MAE")

@@ -1,0 +1,90 @@
+"""A recipe's choices follow from what it looks at."""
+
+import dataclasses
+
+import pytest
+
+from vit.tasks.auto import Facts, Start, auto, paper, paper_rates
+
+LARGE = Start(parameters=22_000_000, width=384, depth=12, patch_size=14, image_size=518)
+SMALL = Start(parameters=700_000, width=96, depth=6, patch_size=7, image_size=28)
+PHOTOS = Facts(pictures=2000, classes=("cat", "dog"), multi_label=False, side=480, start=LARGE, cores=8, gpu=True)
+
+
+def values(facts, recipe=auto):
+    return {name: choice.value for name, choice in recipe(facts).items()}
+
+
+def changed(**changes):
+    return values(dataclasses.replace(PHOTOS, **changes))
+
+
+def test_every_choice_has_a_reason_and_plain_values():
+    for facts in (PHOTOS, dataclasses.replace(PHOTOS, start=None), dataclasses.replace(PHOTOS, start=SMALL, gpu=False)):
+        for recipe in (auto, paper):
+            for name, choice in recipe(facts).items():
+                assert name.split(".")[0] in ("data", "model", "trainer")
+                assert choice.why
+                assert isinstance(choice.value, (int, float, str, tuple))
+
+
+def test_small_pictures_get_few_patches_and_no_small_crops():
+    assert changed(side=28)["model.encoder.image_size"] == 112
+    assert changed(side=28)["data.augment.preset"] == "light"
+    assert changed()["model.encoder.image_size"] == 224
+    assert changed()["data.augment.crop_scale"] == (0.3, 1.0)
+
+
+def test_small_weights_keep_their_own_size():
+    assert "model.encoder.image_size" not in changed(start=SMALL, side=28)
+
+
+def test_more_pictures_mean_fewer_epochs_and_larger_batches():
+    few, many = changed(pictures=400), changed(pictures=30_000)
+    assert few["trainer.max_epochs"] > changed()["trainer.max_epochs"] > many["trainer.max_epochs"]
+    assert few["data.batch_size"] < changed()["data.batch_size"] < many["data.batch_size"]
+
+
+def test_a_slow_machine_gets_fewer_patches_then_fewer_epochs_then_the_head_alone():
+    laptop = changed(gpu=False, cores=2)
+    assert laptop["model.encoder.image_size"] < 224
+    assert laptop["trainer.max_epochs"] < changed()["trainer.max_epochs"]
+    hopeless = changed(gpu=False, cores=2, pictures=40_000)
+    assert hopeless["model.method"] == "head"
+    assert hopeless["data.augment.preset"] == "none"
+    assert "model.method" not in changed()
+
+
+@pytest.mark.parametrize(("classes", "flips"), [(tuple("0123"), False), (("a", "B"), False), (("cat", "4"), True)])
+def test_letters_and_digits_are_not_flipped(classes, flips):
+    assert ("data.augment.flip" not in changed(classes=classes)) == flips
+
+
+def test_several_labels_need_no_ridge_and_no_smoothing():
+    chosen = changed(multi_label=True)
+    assert "model.tuning.head_init" not in chosen
+    assert "model.loss.label_smoothing" not in chosen
+    assert changed()["model.tuning.head_init"] == "ridge"
+
+
+def test_wider_weights_learn_more_slowly():
+    wide = dataclasses.replace(LARGE, width=768)
+    assert changed(start=wide)["model.optim.lr"] < changed()["model.optim.lr"]
+
+
+def test_small_pictures_from_scratch_get_small_patches():  # C2
+    chosen = changed(start=None, side=32)
+    assert (chosen["model.encoder.image_size"], chosen["model.encoder.patch_size"]) == (32, 4)
+    assert chosen["trainer.max_epochs"] > changed()["trainer.max_epochs"]
+
+
+def test_the_paper_recipe_is_table_4():
+    cifar = values(dataclasses.replace(PHOTOS, pictures=50_000), paper)
+    assert cifar["trainer.max_steps"] == 10_000
+    assert values(dataclasses.replace(PHOTOS, pictures=3680), paper)["trainer.max_steps"] == 500
+    assert values(dataclasses.replace(PHOTOS, pictures=1_281_167), paper)["trainer.max_steps"] == 20_000
+    sgd = {"model.optim.name": "sgd", "model.optim.momentum": 0.9, "model.optim.weight_decay": 0.0}
+    assert sgd.items() <= cifar.items()
+    assert (cifar["data.batch_size"], cifar["model.encoder.image_size"]) == (512, 384)
+    assert paper_rates(50_000) == (0.001, 0.003, 0.01, 0.03)
+    assert paper_rates(1_281_167) == (0.003, 0.01, 0.03, 0.06)

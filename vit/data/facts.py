@@ -1,0 +1,141 @@
+"""One picture decoded once, as training does, and what that tells about it."""
+
+import hashlib
+import io
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import UInt8
+from numpy import ndarray
+from PIL import Image
+
+from vit.data.arrays import decode_channels, is_array
+from vit.data.decode import MAX_PIXELS, DecodeError, decode, named, read_header
+from vit.data.table import DataTable
+from vit.data.transforms import Preprocessing
+
+_NUMPY, _TIFF = b"\x93NUMPY", (b"II", b"MM")
+_ORIENTATION = 0x0112
+
+
+class Facts(NamedTuple):
+    """What decoding told about a row.
+
+    Args:
+        error: why it cannot be used, or None; then the rest is empty.
+        format: of the content, such as JPEG.
+        mode: Pillow's, as stored; of arrays the number of channels.
+        channels: as stored.
+        size: width and height of the decoded picture.
+        orientation: EXIF orientation.
+        frames: pictures in the file.
+        digest: of the decoded pixels.
+        thumbnail: (32, 32) grey.
+    """
+
+    error: str | None
+    format: str = ""
+    mode: str = ""
+    channels: int = 0
+    size: tuple[int, int] = (0, 0)
+    orientation: int = 1
+    frames: int = 1
+    digest: bytes = b""
+    thumbnail: UInt8[ndarray, "32 32"] | None = None
+
+    @property
+    def array(self) -> bool:
+        """Whether it was read as an array of any number of channels, not as a picture that becomes RGB or grey."""
+        return self.mode.endswith("channels")
+
+
+def inspect(table: DataTable, row: int, preprocessing: Preprocessing, max_pixels: int = MAX_PIXELS) -> Facts:
+    """Decode a row fully, as training does, and measure it."""
+    name = table.name(row)
+    try:
+        data = table.read(row)
+    except OSError as error:
+        return Facts(f"cannot be read ({error.strerror})")
+    try:
+        decoded = decoded_picture(data, preprocessing, name=name, max_pixels=max_pixels)
+        if isinstance(decoded, ndarray):
+            kind = "NumPy" if data.startswith(_NUMPY) else "TIFF"
+            mode, channels, orientation, frames = f"{len(decoded)} channels", len(decoded), 1, 1
+        else:
+            stored = named(lambda: read_header(data, max_pixels=max_pixels).picture, name)
+            kind, mode, channels = stored.format or "", stored.mode, len(stored.getbands())
+            orientation = _or_one(lambda: stored.getexif().get(_ORIENTATION, 1))
+            frames = _or_one(lambda: getattr(stored, "n_frames", 1))
+    except DecodeError as error:
+        return Facts(str(error).removeprefix(f"{name}: "))
+    picture = grey(decoded)
+    digest = hashlib.blake2b(repr(picture.size).encode() + decoded.tobytes(), digest_size=16).digest()
+    # Two steps, so that a picture of any size costs little.
+    small = np.asarray(picture.resize((32, 32), Image.Resampling.BOX, reducing_gap=2.0).convert("L"))
+    if kind == "MPO":  # a JPEG with previews behind it
+        kind, frames = "JPEG", 1
+    return Facts(None, kind, mode, channels, picture.size, orientation, frames, digest, small)
+
+
+def decoded_picture(
+    data: bytes, preprocessing: Preprocessing, *, name: str, max_pixels: int
+) -> Image.Image | UInt8[ndarray, "c h w"]:
+    """A picture as training decodes it for a model of 3 channels; arrays with the channels that they have.
+
+    Arrays are NumPy files, and TIFFs that are no picture for Pillow.
+
+    Raises:
+        DecodeError: it cannot be used.
+    """
+    p = preprocessing
+    if is_array(data, p.channels):
+        return decode_channels(data, p.with_channels(_channels(data)), name=name, max_pixels=max_pixels)
+    try:
+        return decode(
+            data,
+            name=name,
+            channels=p.channels,
+            background=p.background,
+            value_range=p.value_range,
+            max_pixels=max_pixels,
+            orient=p.orient,
+        )
+    except DecodeError as error:
+        if not data.startswith(_TIFF):
+            raise
+        if find_spec("tifffile") is None:
+            raise DecodeError(f"{error} If it has more than 4 channels: pip install tifffile") from error
+        channels = _channels(data)
+        if channels in (1, 3):
+            raise
+    return decode_channels(data, p.with_channels(channels), name=name, max_pixels=max_pixels)
+
+
+def grey(decoded: Image.Image | UInt8[ndarray, "c h w"]) -> Image.Image:
+    """A decoded picture as it is; an array as the mean of its channels, in grey."""
+    return Image.fromarray(decoded.mean(0).astype(np.uint8)) if isinstance(decoded, ndarray) else decoded
+
+
+def _channels(data: bytes) -> int:
+    """Channels of an array, where there are fewer of them than pixels per side; 1 of what cannot be read."""
+    shape: tuple[int, ...] = ()
+    with suppress(Exception):  # whatever is wrong with it, decoding says better
+        if data.startswith(_NUMPY):
+            shape = np.load(io.BytesIO(data), allow_pickle=False).shape
+        else:
+            import tifffile
+
+            with tifffile.TiffFile(io.BytesIO(data)) as file:
+                shape = file.series[0].shape
+    return min(shape[0], shape[-1]) if len(shape) == 3 else 1
+
+
+def _or_one(count: Callable[[], Any]) -> int:
+    """A number that a file tells beside its picture; 1 where that part is damaged, as decoding does not need it."""
+    try:
+        return int(count())
+    except Exception:  # decoders of hostile files raise nearly anything
+        return 1

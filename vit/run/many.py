@@ -1,0 +1,134 @@
+"""Several runs as one: other seeds, cross-validation folds, and what they say together."""
+
+import json
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vit.run import session
+from vit.run.folder import RunFolder, write_text
+from vit.run.record import now
+from vit.run.screen import as_typed
+
+_VALUES = ("acc", "balanced_acc", "loss", "map", "top5")
+
+
+def fit_many(
+    args: Sequence[str], *, seeds: int = 1, folds: int | None = None, dry_run: bool = False
+) -> list[RunFolder]:
+    """Train a run for every seed and fold, and write what their val splits say together.
+
+    Args:
+        args: options of a fit, without `--seeds` and `--folds`.
+        seeds: runs per fold; the first has the seed that the options name.
+        folds: parts of the data that is not test, each of which validates once; None leaves the split as it is.
+        dry_run: stop after the first plan.
+
+    Returns:
+        The runs; the summary lies beside them as `several-<first>-<last>.json`.
+
+    Raises:
+        ValueError: fewer than 1 seed or 2 folds, or bad options.
+    """
+    if seeds < 1 or (folds is not None and folds < 2):
+        raise ValueError(f"expected at least 1 for --seeds and at least 2 for --folds, but got {seeds} and {folds}.")
+    if dry_run:
+        session.fit(args, dry_run=True)
+        return []
+    first = int(_value_of(args, "seed") or 0)
+    runs = []
+    for fold in range(folds or 1):
+        split = [] if folds is None else [f"--data.folds={folds}", f"--data.fold={fold}"]
+        for seed in range(first, first + seeds):
+            run = session.fit([*args, *split, f"--seed={seed}"])
+            assert run is not None
+            runs.append(run)
+    summary = summarise(runs)
+    file = runs[0].path.parent / f"several-{runs[0].path.name}-{runs[-1].path.name}.json"
+    write_text(file, json.dumps(summary, indent=2) + "\n")
+    print("\n" + "\n".join(lines_of(summary)) + f"\nsummary {as_typed(file)}", flush=True)
+    return runs
+
+
+def summarise(runs: Sequence[RunFolder]) -> dict[str, Any]:
+    """Mean and sample standard deviation over runs of every number of their val splits."""
+    records = [run.record for run in runs]
+    rows = [
+        {"run": run.path.name, "seed": record["seeds"]["run"], **_numbers(record)}
+        for run, record in zip(runs, records, strict=True)
+    ]
+    values = {}
+    for name in _VALUES:
+        found = [row[name] for row in rows if row.get(name) is not None]
+        if len(found) == len(rows):
+            sd = statistics.stdev(found) if len(found) > 1 else None
+            values[name] = {"mean": statistics.fmean(found), "sd": sd}
+    return {"time": now(), "split": "val", "runs": rows, "values": values}
+
+
+def _numbers(record: dict[str, Any]) -> dict[str, Any]:
+    told = record.get("val") or {}
+    fold = record["data"].get("fold") if "data" in record else None
+    return ({} if fold is None else {"fold": fold}) | {name: told[name] for name in _VALUES if name in told}
+
+
+def lines_of(summary: dict[str, Any]) -> list[str]:
+    """The summary as text: a line per run, then mean and standard deviation."""
+    names = list(summary["values"])
+    lines = [f"{len(summary['runs'])} runs, val split"]
+    for row in summary["runs"]:
+        where = f"run {row['run']}, seed {row['seed']}" + (f", fold {row['fold']}" if "fold" in row else "")
+        lines.append(f"  {where:<26}" + "  ".join(f"{name} {row[name]:.4f}" for name in names))
+    for name, value in summary["values"].items():
+        sd = "" if value["sd"] is None else f" ± {value['sd']:.4f} (sd over runs)"
+        lines.append(f"  {name} {value['mean']:.4f}{sd}")
+    return lines
+
+
+def _value_of(args: Sequence[str], name: str) -> str | None:
+    """The last value of an option among words."""
+    found = None
+    for word, following in zip(args, [*args[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        if option == f"--{name}":
+            found = value if equals else following
+    return found
+
+
+def read_grid(words: Sequence[str]) -> dict[str, list[str]]:
+    """Options and their values from words such as `model.optim.lr=[1e-4,3e-4]`.
+
+    Raises:
+        ValueError: a word of another form, an option twice, or no values.
+    """
+    grid: dict[str, list[str]] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        found = re.fullmatch(r"\[(.+)\]", text.strip())
+        values = [] if found is None else _parts(found[1])
+        if not equals or not values or name.lstrip("-") in grid:
+            raise ValueError(
+                f"expected each option once behind --grid, as NAME=[VALUE,VALUE], but got {word!r}; "
+                "for example --grid model.optim.lr=[1e-4,3e-4] data.batch_size=[32,64]"
+            )
+        grid[name.lstrip("-")] = values
+    return grid
+
+
+def _parts(text: str) -> list[str]:
+    """Values between commas that stand in no bracket."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{(") - (letter in "]})")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
+
+
+def folder_of(config: Any, name: str) -> Path:
+    """The folder of all runs of a name."""
+    return Path(config.trainer.default_root_dir).expanduser().absolute() / name

@@ -1,0 +1,145 @@
+"""Recipes at work: look at the data and the weights, fill in what nobody typed, and warn of what rarely goes well."""
+
+import statistics
+from typing import Any
+
+import numpy as np
+import torch
+from jsonargparse import Namespace
+
+from vit.data.decode import DecodeError, read_header
+from vit.data.module import ImageDataModule
+from vit.data.source import available_cores
+from vit.models.weights import load_weights
+from vit.run.options import Options
+from vit.tasks.auto import Choice, Facts, Start, auto, paper
+from vit.tasks.base import Task
+
+_RECIPES = {"auto": auto, "paper": paper}
+_SAMPLE = 64
+
+
+def apply_recipe(options: Options) -> list[str]:
+    """Let the run's recipe choose what was not typed, in place.
+
+    Args:
+        options: of a fit.
+
+    Returns:
+        A line for the plan per choice, with its reason; none without a recipe.
+
+    Raises:
+        ValueError: a recipe for a task or data of one's own.
+    """
+    config = options.config
+    if config.recipe not in _RECIPES:
+        return []
+    typed = options.parser.parse_args(options.given, defaults=False)
+    known = set(typed.keys())
+    own = options.own_model or options.pretraining
+    data = None if own else options.data()
+    if not isinstance(data, ImageDataModule):
+        if "recipe" in known:
+            raise ValueError(
+                f"expected classification with a data source of this toolkit for recipe {config.recipe}, but the model "
+                "or the data are others. Leave it out, or write recipe: none."
+            )
+        return []
+    facts = look(data, config)
+    lines = [f"{config.recipe}; what is set by hand wins"]
+    for name, choice in _RECIPES[config.recipe](facts).items():
+        if _set(config, known, name, choice, facts):
+            lines.append(f"{name} {_shown(choice.value)} ({choice.why})")
+    return lines
+
+
+def _set(config: Namespace, typed: set[str], name: str, choice: Choice, facts: Facts) -> bool:
+    """Set one option, unless it was typed, or another one that decides it."""
+    key = name.replace("data.", "data.init_args.", 1) if name.startswith("data.") else name
+    decided = {key, *_DECIDED_BY.get(name, ())}
+    if facts.start is None and name.startswith("model.encoder."):
+        # A model that was described in part is not to be finished by a guess.
+        decided |= {other for other in typed if other.startswith("model.encoder.")}
+    if decided & typed:
+        return False
+    config[key] = list(choice.value) if isinstance(choice.value, tuple) else choice.value
+    return True
+
+
+_DECIDED_BY = {
+    "trainer.max_epochs": ("trainer.max_steps", "trainer.max_time"),
+    "trainer.max_steps": ("trainer.max_epochs", "trainer.max_time"),
+    "model.optim.lr": ("model.optim.name",),
+    "model.optim.weight_decay": ("model.optim.name",),
+    "model.tuning.head_init": ("model.encoder.head", "model.loss.name"),
+    "model.loss.label_smoothing": ("model.loss.name",),
+    "data.augment.crop_scale": ("data.init_args.augment.preset",),
+}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "-".join(f"{part:g}" for part in value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def look(data: ImageDataModule, config: Namespace) -> Facts:
+    """What a recipe needs to know; reads the headers of a few pictures.
+
+    Raises:
+        ValueError: the data or the weights are not there.
+    """
+    start = None
+    if config.model.weights is not None:
+        c = load_weights(config.model.weights).model
+        shape = c.config
+        start = Start(
+            parameters=sum(p.numel() for p in c.parameters()),
+            width=shape.width,
+            depth=shape.depth,
+            patch_size=shape.patch_size,
+            image_size=min(shape.size),
+        )
+    accelerator = str(config.trainer.accelerator)
+    return Facts(
+        pictures=max(1, len(data.table.rows("train"))),
+        classes=data.classes,
+        multi_label=np.ndim(data.table.label(data.table.rows()[0])) > 0,
+        side=_side(data),
+        start=start,
+        cores=available_cores(),
+        gpu=accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available(),
+    )
+
+
+def _side(data: ImageDataModule) -> int:
+    """Median of the shorter sides of some training pictures; 224 where no header can be read."""
+    rows = data.table.rows("train")
+    sides = []
+    for row in rows[:: max(1, len(rows) // _SAMPLE)]:
+        try:
+            header = read_header(data.table.read(row), max_pixels=data.source.max_pixels, orient=data.source.orient)
+        except (DecodeError, OSError, ValueError):
+            continue
+        sides.append(min(header.size))
+    return int(statistics.median(sides)) if sides else 224
+
+
+def advice(model: Task, pictures: int) -> list[str]:
+    """What rarely goes well, said before hours are lost; lines for the plan.
+
+    Args:
+        model: as it is going to be trained.
+        pictures: to train on.
+    """
+    lines = []
+    c, optim = model.model.config, model.resolved.optim
+    everything = all(p.requires_grad for p in model.model.parameters())
+    if model.weights is not None and everything and optim.name == "adamw" and optim.lr and optim.lr > 1e-3:
+        lines.append(f"lr {optim.lr:g} is high for pre-trained weights, which it may wipe out; 1e-4 to 5e-4 is usual")
+    tokens = c.grid[0] * c.grid[1]
+    if tokens < 16:
+        lines.append(f"{tokens} patches are few to tell things apart: a smaller patch_size, or a larger image_size")
+    if model.weights is None and pictures < 1000 and model.classes:
+        lines.append(f"{pictures:,} pictures are few to learn from scratch; vit weights lists weights to start from")
+    return lines

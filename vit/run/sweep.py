@@ -1,0 +1,196 @@
+"""`vit sweep`: a run for every combination of values, ranked by their val splits alone."""
+
+import argparse
+import csv
+import io
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vit.data.module import ImageDataModule
+from vit.run import session
+from vit.run.folder import RunFolder, write_text
+from vit.run.many import folder_of, read_grid
+from vit.run.options import Options
+from vit.run.screen import as_typed
+from vit.tasks.auto import paper_rates
+
+_HIGHER = {"val_loss": False}
+
+
+def sweep(
+    args: Sequence[str],
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    trials: int | None = None,
+) -> list[dict[str, Any]]:
+    """Train a run for every combination of the grid; a sweep that was cut goes on where it stopped.
+
+    Args:
+        args: options of a fit, for all runs.
+        grid: values by option. With `trials`, Optuna draws from them: two numbers are the ends of a range, which is
+            searched on a logarithmic scale if the upper is at least 10 times the lower.
+        trials: number of runs of a search by Optuna; None tries every combination.
+
+    Returns:
+        A row per run, the best first: the values, the monitored val value, the run. Also in `sweep.csv`.
+
+    Raises:
+        ValueError: an empty grid, or bad options.
+    """
+    options = Options("fit", args)
+    config = options.config
+    if not grid and config.recipe == "paper":
+        data = options.data()
+        assert isinstance(data, ImageDataModule)
+        grid = {"model.optim.lr": list(paper_rates(len(data.table.rows("train"))))}
+    if not grid:
+        raise ValueError("expected --grid NAME=[VALUE,VALUE] with the values to try, but there is none.")
+    name = config.name or "sweep"
+    folder = folder_of(config, name)
+    monitor = config.monitor or "val_acc"
+    state = _State(folder / "sweep.json", args)
+
+    def attempt(values: Mapping[str, Any]) -> dict[str, Any]:
+        words = [f"--{option}={value}" for option, value in values.items()]
+        row = state.find(values)
+        if row is not None:
+            return row
+        shown = ", ".join(f"{option} {value}" for option, value in values.items())
+        print(f"\n=== {shown}", flush=True)
+        row = {**{k: str(v) for k, v in values.items()}, monitor: None, "run": None, "trouble": None}
+        try:
+            run = session.fit([*args, f"--name={name}", *words])
+            assert run is not None
+            row |= {monitor: _score(run, monitor), "run": run.path.name}
+        except ValueError as error:
+            # One bad combination, such as a rate that is too high, does not end the others.
+            row["trouble"] = str(error)
+        state.keep(row)
+        return row
+
+    if trials is None:
+        rows = [attempt(dict(zip(grid, values, strict=True))) for values in itertools.product(*grid.values())]
+    else:
+        rows = _search(attempt, grid, trials, monitor, folder)
+    return _report(rows, monitor, folder)
+
+
+class _State:
+    """The rows that are done, on disk after each."""
+
+    def __init__(self, file: Path, args: Sequence[str]) -> None:
+        self.file, self.args = file, list(args)
+        self.rows: list[dict[str, Any]] = []
+        if file.exists():
+            kept = json.loads(file.read_text(encoding="utf-8"))
+            if kept["args"] != self.args:
+                raise ValueError(
+                    f"expected the options of the sweep in {file.parent} ({' '.join(kept['args'])}), but got "
+                    f"{' '.join(self.args)}. Choose another --name for another sweep."
+                )
+            self.rows = kept["rows"]
+
+    def find(self, values: Mapping[str, Any]) -> dict[str, Any] | None:
+        wanted = {k: str(v) for k, v in values.items()}
+        return next((row for row in self.rows if all(row.get(k) == v for k, v in wanted.items())), None)
+
+    def keep(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        write_text(self.file, json.dumps({"args": self.args, "rows": self.rows}, indent=2) + "\n")
+
+
+def _score(run: RunFolder, monitor: str) -> float:
+    """The value of the checkpoint that was kept, on the val split."""
+    return float(run.record["val"][monitor.removeprefix("val_")])
+
+
+def _search(
+    attempt: Callable[[Mapping[str, Any]], dict[str, Any]],
+    grid: Mapping[str, Sequence[Any]],
+    trials: int,
+    monitor: str,
+    folder: Path,
+) -> list[dict[str, Any]]:
+    try:
+        import optuna
+    except ImportError as error:
+        raise ValueError(
+            "expected Optuna for --trials, but it is not installed: pip install 'vit-toolkit[hpo]'"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+
+    def one(trial: Any) -> float:
+        row = attempt({option: _draw(trial, option, values) for option, values in grid.items()})
+        rows.append(row)
+        if row[monitor] is None:
+            raise optuna.TrialPruned
+        return float(row[monitor])
+
+    direction: Any = "maximize" if _HIGHER.get(monitor, True) else "minimize"
+    # With a fixed seed a search that goes on draws the same values again, and finds their runs done.
+    study = optuna.create_study(direction=direction, sampler=optuna.samplers.TPESampler(seed=0))
+    study.optimize(one, n_trials=trials)
+    return rows
+
+
+def _draw(trial: Any, option: str, values: Sequence[Any]) -> Any:
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        numbers = []
+    if len(numbers) == 2 and numbers[0] < numbers[1]:
+        low, high = numbers
+        if all(str(value).lstrip("-").isdecimal() for value in values):
+            return trial.suggest_int(option, int(low), int(high))
+        return trial.suggest_float(option, low, high, log=low > 0 and high >= 10 * low)
+    return trial.suggest_categorical(option, [str(value) for value in values])
+
+
+def _report(rows: list[dict[str, Any]], monitor: str, folder: Path) -> list[dict[str, Any]]:
+    sign = -1 if _HIGHER.get(monitor, True) else 1
+    ranked = sorted(rows, key=lambda row: (row[monitor] is None, sign * (row[monitor] or 0.0)))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(ranked[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(ranked)
+    write_text(folder / "sweep.csv", text.getvalue())
+    columns = [name for name in ranked[0] if name != "trouble"]
+    cells = [columns, *([_cell(row[name]) for name in columns] for row in ranked)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    print(f"\nsweep, ranked by {monitor}; test pictures were never looked at")
+    for line in cells:
+        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    for row in ranked:
+        if row["trouble"]:
+            print(f"  failed: {row['trouble']}")
+    print(f"table {as_typed(folder / 'sweep.csv')}", flush=True)
+    return ranked
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def command(words: Sequence[str]) -> int:
+    """`vit sweep --config C --grid model.optim.lr=[1e-4,3e-4] ...`."""
+    parser = argparse.ArgumentParser(
+        prog="vit sweep",
+        usage="vit sweep --config NAME|FILE --grid OPTION=[VALUE,VALUE] ... [--trials N] [--OPTION VALUE ...]",
+        description="Train a run for every combination of values and rank them by their val splits. --trials N lets "
+        "Optuna choose N of them. Other options are those of vit fit. Stopped? The same command goes on.",
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    parser.add_argument("--grid", nargs="+", action="extend", default=[], metavar="OPTION=[VALUE,VALUE]")
+    parser.add_argument("--trials", type=int)
+    try:
+        known, rest = parser.parse_known_args(list(words))
+    except argparse.ArgumentError as error:
+        raise ValueError(f"expected vit sweep --config NAME --grid OPTION=[VALUE,VALUE], but {error}") from error
+    sweep(rest, read_grid(known.grid), trials=known.trials)
+    return 0

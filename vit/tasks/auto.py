@@ -1,0 +1,219 @@
+"""Recipes: what to choose for these pictures, these weights and this machine, each value with its reason."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class Choice(NamedTuple):
+    """A value and why."""
+
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The weights that training starts from.
+
+    Args:
+        parameters: number of them.
+        width: D.
+        depth: number of blocks.
+        patch_size: P in pixels.
+        image_size: side in pixels that they were trained at.
+    """
+
+    parameters: int
+    width: int
+    depth: int
+    patch_size: int
+    image_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a recipe looks at.
+
+    Args:
+        pictures: to train on.
+        classes: their names.
+        multi_label: pictures have several labels.
+        side: median of the pictures' shorter sides in pixels.
+        start: the weights; None from scratch.
+        cores: processor cores.
+        gpu: whether a GPU computes.
+    """
+
+    pictures: int
+    classes: tuple[str, ...]
+    multi_label: bool
+    side: int
+    start: Start | None
+    cores: int
+    gpu: bool
+
+
+# Rough speeds in operations per second, only to tell minutes from hours: one core in float32, and one GPU.
+_CORE, _GPU = 25e9, 60e12
+_MINUTES = 30
+_LARGE = 10_000_000
+
+
+def auto(facts: Facts) -> dict[str, Choice]:
+    """A sound choice for every option that matters, by dotted name.
+
+    Fine-tuning: everything learns, at a rate that falls with the width and with depth below the head (MAE, He et al.
+    2021, table 9), from a ridge regression as first head, since a random one pulls good features out of place
+    (Kumar et al. 2022, "Fine-Tuning can Distort Pretrained Features"). From scratch: small patches for small
+    pictures, more epochs, more augmentation.
+    """
+    chosen = _from_weights(facts, facts.start) if facts.start is not None else _from_scratch(facts)
+    chosen["data.batch_size"] = batch = _batch(facts)
+    lr = chosen["model.optim.lr"]
+    if batch.value != 64:
+        scaled = lr.value * math.sqrt(batch.value / 64)
+        chosen["model.optim.lr"] = Choice(float(f"{scaled:.2g}"), f"{lr.why}; by the square root of the batch")
+    if _letters(facts.classes):
+        chosen["data.augment.flip"] = Choice(0.0, "classes are letters or digits, which a flip would spoil")
+    if not facts.multi_label:
+        chosen["model.loss.label_smoothing"] = Choice(0.1, "costs nothing and calms the end of training")
+    return chosen
+
+
+def _from_weights(facts: Facts, start: Start) -> dict[str, Choice]:
+    chosen: dict[str, Choice] = {}
+    size = _image_size(facts, start)
+    if size.value != start.image_size:
+        chosen["model.encoder.image_size"] = size
+    tokens = (size.value // start.patch_size) ** 2 + 1
+    epochs, method = _epochs(facts, start.parameters, tokens)
+    chosen["trainer.max_epochs"] = epochs
+    if method is not None:
+        chosen["model.method"] = method
+    head_only = method is not None and method.value == "head"
+    if not facts.multi_label and facts.pictures <= 50_000:
+        chosen["model.tuning.head_init"] = Choice("ridge", "a head that fits the features spares them a rough start")
+    if head_only:
+        chosen["model.optim.lr"] = Choice(1e-3, "the head alone, from a good start")
+        chosen["model.optim.weight_decay"] = Choice(0.0, "the head alone")
+        chosen["data.augment.preset"] = Choice("none", "features of the pictures as they are")
+        return chosen
+    rate = 3e-4 * math.sqrt(384 / start.width)
+    chosen["model.optim.lr"] = Choice(rate, f"pre-trained weights of width {start.width}")
+    large = start.parameters >= _LARGE
+    why = "large weights: early layers are good already" if large else "small weights: early layers must adapt too"
+    chosen["model.optim.layer_decay"] = Choice(0.75 if large else 0.9, why)
+    chosen["model.optim.weight_decay"] = Choice(0.05, "the usual one with AdamW")
+    if facts.side <= 64:
+        chosen["data.augment.preset"] = Choice(
+            "light", f"small pictures ({facts.side} px) have no room for small crops"
+        )
+    else:
+        chosen["data.augment.preset"] = Choice("standard", "pictures with room for crops")
+        chosen["data.augment.crop_scale"] = Choice((0.3, 1.0), "crops that still show the subject")
+    if large and facts.pictures < 50_000:
+        chosen["model.encoder.drop_path"] = Choice(0.1, "few pictures for a deep model")
+    return chosen
+
+
+def _image_size(facts: Facts, start: Start) -> Choice:
+    own = start.image_size
+    if own <= 64:
+        return Choice(own, "that of the weights")
+    eight = 8 * start.patch_size
+    if facts.side <= 64:
+        return Choice(min(own, eight), f"pictures are {facts.side} px, so 8 x 8 patches show all there is")
+    usual = min(own, 16 * start.patch_size)
+    if not facts.gpu and _seconds(facts, start.parameters, (usual // start.patch_size) ** 2 + 1) * 5 > 60 * _MINUTES:
+        smaller = min(own, 10 * start.patch_size)
+        return Choice(smaller, f"10 x 10 patches, as {facts.cores} cores would need hours for more")
+    return Choice(usual, "16 x 16 patches, as in the ViT paper" if usual != own else "that of the weights")
+
+
+def _epochs(facts: Facts, parameters: int, tokens: int) -> tuple[Choice, Choice | None]:
+    """Number of epochs by data and time, and the method, where time forbids to train everything."""
+    wanted = round(min(50, max(5, 40_000 / facts.pictures)))
+    seconds = _seconds(facts, parameters, tokens)
+    affordable = int(60 * _MINUTES / seconds)
+    if affordable < 2:
+        why = f"an epoch of everything would take about {seconds / 60:.0f} minutes here"
+        return Choice(20, "the head alone is quick"), Choice("head", why)
+    if affordable < wanted:
+        return Choice(affordable, f"about {_MINUTES} minutes on this machine; {wanted} would be better"), None
+    return Choice(wanted, f"{facts.pictures:,} pictures, seen about {wanted * facts.pictures:,} times in all"), None
+
+
+def _seconds(facts: Facts, parameters: int, tokens: int) -> float:
+    """Of an epoch: two operations per parameter and token forward, twice that backward."""
+    return 6 * parameters * tokens * facts.pictures / (_GPU if facts.gpu else _CORE * facts.cores)
+
+
+def _from_scratch(facts: Facts) -> dict[str, Choice]:
+    side, patch = (32, 4) if facts.side <= 40 else (64, 8) if facts.side <= 96 else (128, 16)
+    if facts.gpu and facts.side > 96 and facts.pictures >= 20_000:
+        side = 224
+    why = f"pictures are {facts.side} px" if side != 128 else "no weights: a small model at a small size learns soonest"
+    width, depth, heads = (384, 12, 6) if facts.pictures >= 20_000 and facts.gpu else (128, 6, 4)
+    shape = f"{facts.pictures:,} pictures and no weights"
+    epochs = round(min(200, max(30, 100_000 / facts.pictures)))
+    strong = facts.pictures >= 2000 and facts.side > 40
+    return {
+        "model.encoder.image_size": Choice(side, why),
+        "model.encoder.patch_size": Choice(patch, f"{(side // patch) ** 2} patches"),
+        "model.encoder.width": Choice(width, shape),
+        "model.encoder.depth": Choice(depth, shape),
+        "model.encoder.heads": Choice(heads, shape),
+        "model.encoder.init_std": Choice(float(f"{1 / math.sqrt(width):.1g}"), "a narrow model learns sooner so"),
+        "trainer.max_epochs": Choice(epochs, f"from scratch, {facts.pictures:,} pictures"),
+        "model.optim.lr": Choice(1e-3, "from scratch"),
+        "model.optim.weight_decay": Choice(0.05, "the usual one with AdamW"),
+        "data.augment.preset": Choice(
+            "strong" if strong else "standard", "nothing else keeps it from learning by heart"
+        ),
+        "data.augment.crop_scale": Choice(
+            (0.5, 1.0) if facts.side <= 64 else (0.2, 1.0), f"pictures are {facts.side} px"
+        ),
+    }
+
+
+def _batch(facts: Facts) -> Choice:
+    size = 16 if facts.pictures < 500 else 32 if facts.pictures < 5000 else 64
+    if facts.gpu and facts.pictures >= 50_000:
+        size = 256
+    steps = facts.pictures // size
+    return Choice(size, f"{steps:,} steps an epoch")
+
+
+def _letters(classes: tuple[str, ...]) -> bool:
+    return all(len(name) == 1 and name.isalnum() for name in classes)
+
+
+def paper(facts: Facts) -> dict[str, Choice]:
+    """Fine-tuning as in the ViT paper, section 4.1 and table 4: SGD with momentum, no decay, cosine, 384 pixels.
+
+    Steps by the size of the data set, as in table 4: 500 for Pets and Flowers, 10,000 for CIFAR, 20,000 for ImageNet.
+    The paper tries every rate of `paper_rates` on a part of train; `vit sweep --recipe paper` does.
+    """
+    n = facts.pictures
+    steps = 500 if n < 10_000 else 10_000 if n < 500_000 else 20_000
+    table = "ViT paper, table 4"
+    return {
+        "model.optim.name": Choice("sgd", table),
+        "model.optim.momentum": Choice(0.9, table),
+        "model.optim.lr": Choice(0.01, f"one of {', '.join(map(str, paper_rates(n)))} ({table}); vit sweep tries all"),
+        "model.optim.weight_decay": Choice(0.0, table),
+        "model.optim.layer_decay": Choice(1.0, table),
+        "model.optim.clip": Choice(1.0, "ViT paper, section 4.1"),
+        "model.schedule.name": Choice("cosine", table),
+        "model.schedule.warmup": Choice(min(500, steps // 10), "ViT paper, appendix B.1.1"),
+        "model.encoder.image_size": Choice(384, table),
+        "data.batch_size": Choice(512, "ViT paper, section 4.1"),
+        "data.augment.preset": Choice("standard", "ViT paper, appendix B.1.1: crops and flips"),
+        "trainer.max_steps": Choice(steps, f"{table}, for {n:,} pictures"),
+    }
+
+
+def paper_rates(pictures: int) -> tuple[float, ...]:
+    """Learning rates that the ViT paper tries when it fine-tunes (table 4): higher ones for ImageNet."""
+    return (0.003, 0.01, 0.03, 0.06) if pictures >= 500_000 else (0.001, 0.003, 0.01, 0.03)
