@@ -12,9 +12,15 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "docs" / "records"
 
 
-def quickstart() -> list[str]:
-    """The quickstart's accuracy over seeds."""
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("quickstart-*.json"))]
+def read(name: str) -> dict[str, Any] | None:
+    """A record; None where it was not measured yet."""
+    path = RECORDS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def digits(config: str) -> list[str]:
+    """Accuracy of a configuration of digits over seeds."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob(f"{config}-*.json"))]
     if not records:
         return ["Not measured."]
     lines = [
@@ -30,12 +36,93 @@ def quickstart() -> list[str]:
     return [*lines, "", f"Mean {mean(accuracies):.2f} %, sd {stdev(accuracies):.2f}. {machine(records[0])}"]
 
 
+def shipped() -> list[str]:
+    """The weights inside the package."""
+    record = read("shipped")
+    if record is None:
+        return ["Not measured."]
+    t, v = record["test"], record["val"]
+    low, high = (100 * value for value in t["acc_95"])
+    return [
+        f"`fashion_mnist_28`, {record['epochs']} epochs of `fashion_mnist_pretrain`: {100 * t['acc']:.2f} % of "
+        f"{t['pictures']:,} test pictures of clothing (95 % interval {low:.2f} to {high:.2f}), "
+        f"{100 * v['acc']:.2f} % of the {v['pictures']:,} that chose the checkpoint. {machine(record)}"
+    ]
+
+
+def few_shot() -> list[str]:
+    """Few digits a class."""
+    record = read("few_shot")
+    if record is None:
+        return ["Not measured."]
+    rows = record["rows"]
+    starts = list(dict.fromkeys(row["start"] for row in rows))
+    sizes = sorted({row["per_class"] for row in rows})
+    lines = ["| digits a class | " + " | ".join(starts) + " |", "|---|" + "---|" * len(starts)]
+    for size in sizes:
+        cells = []
+        for start in starts:
+            found = [100 * row["acc"] for row in rows if (row["start"], row["per_class"]) == (start, size)]
+            cells.append(f"{mean(found):.2f} ± {stdev(found):.2f} %" if len(found) > 1 else "-")
+        lines.append(f"| {size} | " + " | ".join(cells) + " |")
+    told = (
+        f"Test accuracy on all other digits, mean ± sd over {len({row['seed'] for row in rows})} seeds, "
+        f"{record['steps']} steps of 32 for every run, the same options for all. `supervised` are the weights that "
+        "ship; the others were pre-trained on the same pictures of clothing without labels."
+    )
+    return [told, "", *lines, "", machine(record)]
+
+
+def input_pipeline() -> list[str]:
+    """Pictures per second of the training pipeline."""
+    record = read("input_pipeline")
+    if record is None:
+        return ["Not measured."]
+    names = list(next(iter(record["sizes"].values()))["per_second"])
+    lines = [
+        "| JPEGs | " + " | ".join(names) + " | vit / timm | disk cache / timm |",
+        "|---|" + "---|" * (len(names) + 2),
+    ]
+    for size, told in record["sizes"].items():
+        cached = next(name for name in names if name not in ("timm", "torchvision", "vit"))
+        rates = " | ".join(f"{told['per_second'][name]:.0f}" for name in names)
+        over = told["over_timm"]
+        lines.append(f"| {size} | {rates} | {over['vit']:.2f} | {over[cached]:.1f} |")
+    return ["Training pictures per second, one worker process, batches of 224 pixels.", "", *lines, "", machine(record)]
+
+
+def index() -> list[str]:
+    """Cost of many rows."""
+    record = read("index")
+    if record is None:
+        return ["Not measured."]
+    scan = record["scanning"]
+    lines = [
+        f"Scanning {scan['files']:,} files takes {scan['vit_over_torchvision']:.2f} times torchvision's `ImageFolder` "
+        f"({scan['seconds']['vit']:.2f} s)."
+    ]
+    for name in ("table", "large_table"):
+        shown = ", ".join(f"{key.replace('_', ' ')} {value:,}" for key, value in record[name].items())
+        lines.append(f"A table: {shown}.")
+    for context, told in record["workers"].items():
+        lines.append(f"A worker ({context}): {told['more_than_for_10_rows_mb']} MB more than with 10 rows.")
+    return [*lines, "", machine(record)]
+
+
+def checking() -> list[str]:
+    """Speed of `vit check`."""
+    record = read("check")
+    if record is None:
+        return ["Not measured."]
+    rates = ", ".join(f"{name} {value:,.0f}" for name, value in record["per_second"].items())
+    return [f"Pictures per second: {rates}.", "", machine(record)]
+
+
 def pretrained() -> list[str]:
     """What pre-trained weights are worth."""
-    path = RECORDS / "pretrained.json"
-    if not path.exists():
+    record = read("pretrained")
+    if record is None:
         return ["Not measured."]
-    record = json.loads(path.read_text(encoding="utf-8"))
     lines = ["| start | test accuracy | 95 % interval | pictures |", "|---|---|---|---|"]
     for name, r in record["results"].items():
         interval = f"{100 * r['acc_95'][0]:.1f} to {100 * r['acc_95'][1]:.1f} %"
@@ -50,10 +137,9 @@ def pretrained() -> list[str]:
 
 def startup() -> list[str]:
     """What one waits for."""
-    path = RECORDS / "startup.json"
-    if not path.exists():
+    record = read("startup")
+    if record is None:
         return ["Not measured."]
-    record = json.loads(path.read_text(encoding="utf-8"))
     lines = ["| command | median of 5 |", "|---|---|"]
     lines += [f"| `{name}` | {value:.2f} s |" for name, value in record["seconds"].items()]
     ratio = f"`vit fit --help` takes {record['help_over_import']:.2f} times `import lightning.pytorch.cli`."
@@ -74,13 +160,37 @@ def page() -> str:
         "",
         "Made by `benchmarks/results.py` from the run records in `docs/records/`.",
         "",
-        "## Quickstart: handwritten digits from scratch",
+        "## Quickstart: handwritten digits from weights that ship",
         "",
-        *quickstart(),
+        *digits("quickstart"),
+        "",
+        "## The same digits from scratch (`digits_scratch`)",
+        "",
+        *digits("digits_scratch"),
+        "",
+        "## The weights that ship",
+        "",
+        *shipped(),
+        "",
+        "## Few digits: pre-trained on clothing, or from scratch",
+        "",
+        *few_shot(),
         "",
         "## Pre-trained weights against the same run from scratch",
         "",
         *pretrained(),
+        "",
+        "## Reading pictures",
+        "",
+        *input_pipeline(),
+        "",
+        "## Many pictures",
+        "",
+        *index(),
+        "",
+        "## `vit check`",
+        "",
+        *checking(),
         "",
         "## Waiting for the command line",
         "",

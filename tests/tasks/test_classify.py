@@ -166,7 +166,7 @@ def test_label_smoothing_changes_the_training_loss_only():
     assert float(plain.val_metrics.compute()["loss"]) == float(smooth.val_metrics.compute()["loss"])
 
 
-def test_the_teacher_and_the_counts_enter_the_training_loss(tmp_path, tiny_folder):
+def test_the_teacher_and_the_counts_enter_the_training_loss(tmp_path, tiny_folder, as_users_run):
     teacher = tiny()
     torch.nn.init.normal_(teacher.model.head.weight)
     fit = trainer(tmp_path, max_steps=1, max_epochs=-1)
@@ -177,7 +177,9 @@ def test_the_teacher_and_the_counts_enter_the_training_loss(tmp_path, tiny_folde
     learn = trainer(tmp_path, max_epochs=15, limit_val_batches=0)
     learn.fit(student, tiny_data(tiny_folder))
     assert [n for n, _ in student.named_parameters()] == [n for n, _ in teacher.named_parameters()]
-    images = torch.cat([batch.images for batch in tiny_data(tiny_folder).val_dataloader()])
+    data = tiny_data(tiny_folder)
+    data.preprocessing = student.preprocessing
+    images = torch.cat([batch.images for batch in data.val_dataloader()])
     with torch.no_grad():
         theirs, ours = teacher.eval()(images).argmax(1), student.eval()(images).argmax(1)
     assert (theirs == ours).float().mean() > 0.7, "labels play no part, so only the teacher can have taught this"
@@ -186,4 +188,4 @@ def test_the_teacher_and_the_counts_enter_the_training_loss(tmp_path, tiny_folde
     assert again.loss == student.loss
     assert again.eval()(images).equal(student(images))
     with pytest.raises(ValueError, match="in a Trainer"):
-        again.training_step(next(iter(tiny_data(tiny_folder).train_dataloader())), 0)
+        again.training_step(next(iter(data.train_dataloader())), 0)

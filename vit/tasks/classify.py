@@ -87,7 +87,7 @@ class Classifier(Task):
             rebuilt(OptimConfig, optim),
             rebuilt(ScheduleConfig, schedule),
             pretrained=weights is not None,
-            head_only=method == "head",
+            method=method,
         )
         p = self.preprocessing
         self.net = Normalise(start.model, mean=p.mean, std=p.std)

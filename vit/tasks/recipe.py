@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from vit.tasks.methods import Method
 from vit.tasks.optim import OptimConfig, ScheduleConfig
 
 
@@ -14,23 +15,26 @@ class Resolved(NamedTuple):
     reasons: dict[str, str]
 
 
-def resolve(optim: OptimConfig, schedule: ScheduleConfig, *, pretrained: bool, head_only: bool) -> Resolved:
+def resolve(optim: OptimConfig, schedule: ScheduleConfig, *, pretrained: bool, method: Method) -> Resolved:
     """Fill in what is `None`.
 
     From scratch: AdamW at 1e-3 with decay 0.05 (the order of DeiT's table 9 at batch 1024, for small batches).
     Fine-tuning: AdamW at 3e-4 with layer decay 0.75 (the order of MAE's table 9); SGD at 0.01 without decay as in
-    the ViT paper's table 4. A linear head alone bears ten times the rate and no decay.
+    the ViT paper's table 4. A linear head alone bears ten times the rate and no decay, and so do the few of
+    LoRA, biases and norms, which must move further, in all layers alike.
 
     Args:
         optim: as typed.
         schedule: as typed.
         pretrained: whether the backbone starts from weights.
-        head_only: whether only the head learns.
+        method: what learns.
     """
     if optim.name == "sgd":
         lr, decay, layers, why = 0.01, 0.0, 1.0, "SGD as in the ViT paper, table 4"
-    elif head_only:
+    elif method == "head":
         lr, decay, layers, why = 3e-3, 0.0, 1.0, "a linear head alone"
+    elif method in ("lora", "bitfit", "norms"):
+        lr, decay, layers, why = 3e-3, 0.0, 1.0, f"the few parameters of {method}"
     elif pretrained:
         lr, decay, layers, why = 3e-4, 0.05, 0.75, "fine-tuning pre-trained weights"
     else:
