@@ -5,6 +5,7 @@ import json
 import statistics
 
 import pytest
+import torch
 
 from vit import api, cli
 from vit.run import session
@@ -101,3 +102,24 @@ def test_the_same_from_a_notebook(tmp_path, tiny):
         model={"encoder": {"width": 16, "depth": 1, "heads": 2}},
     )
     assert {row["seed"] for row in rows} == {"0", "1"}
+
+
+def test_a_soup_is_at_least_as_good_as_its_best_checkpoint(tmp_path, tiny):
+    run = session.fit([*tiny, "--trainer.max_epochs=4", "--soup=3", "--model.optim.lr=3e-2"])
+    told = run.record["checkpoint"]["soup"]
+    assert len(told["tried"]) == 3
+    assert told["score"] >= max(own for _, own, *_ in told["tried"])
+    assert run.record["val"]["acc"] == pytest.approx(told["score"]), "what is scored is what is kept"
+    assert not (run.checkpoints / "draft.ckpt").exists()
+    parts = [torch.load(run.checkpoints / name, weights_only=True)["state_dict"] for name in told["used"]]
+    for name, value in torch.load(run.best, weights_only=True)["state_dict"].items():
+        mean = sum(part[name].double() for part in parts) / len(parts)
+        assert torch.allclose(value.double(), mean, atol=1e-6), name
+
+
+def test_found_values_are_used_and_searched_only_once(tmp_path, tiny, capsys):
+    run = session.fit([*tiny, "--find_lr", "--trainer.limit_train_batches=1.0", "--dry_run"], dry_run=True)
+    assert run is None
+    out = capsys.readouterr().out
+    assert "model.optim.lr" in out
+    assert "a tenth of where the loss was lowest" in out

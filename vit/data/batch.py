@@ -18,7 +18,7 @@ from vit.data.decode import DecodeError, View, decode, decode_view, named, read_
 from vit.data.jpeg import decode_tensor_view, fits_tensors, part_of
 from vit.data.sampler import Key, mix, seeded
 from vit.data.table import DataTable
-from vit.data.transforms import Preprocessing, Still, Training, Transform
+from vit.data.transforms import Preprocessing, Still, Training
 
 log = logging.getLogger("vit.data")
 
@@ -43,9 +43,9 @@ class Batch(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One picture before it joins a batch; row as `index` of `Batch`."""
+    """One picture, or its views, before it joins a batch; row as `index` of `Batch`."""
 
-    image: UInt8[Tensor, "c h w"]
+    image: UInt8[Tensor, "c h w"] | tuple[Tensor, ...]
     label: Any
     row: int
     weight: float | None
@@ -71,7 +71,7 @@ class Pictures(Dataset[Sample]):
         self,
         table: DataTable,
         split: str | None,
-        transform: Transform | None,
+        transform: Callable[[Image.Image], Any] | None,
         *,
         preprocessing: Preprocessing,
         max_pixels: int,

@@ -274,7 +274,7 @@ class ImageDataModule(LightningDataModule):
     def _pictures(
         self,
         split: str | None,
-        transform: Transform | None,
+        transform: Transform | ViewsTransform | None,
         seed: int | None = None,
         cache: PictureCache | None = None,
     ) -> Pictures:

@@ -1,6 +1,7 @@
 """Numbers about a model whose pictures have several labels, or none, over a whole pass."""
 
 import warnings
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,7 +24,7 @@ class MultiLabelMetrics(nn.Module):
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         self.loss = SumMetric(nan_strategy="disable")
-        common = {"num_labels": num_classes, "average": None, "validate_args": False}
+        common: dict[str, Any] = {"num_labels": num_classes, "average": None, "validate_args": False}
         # At 0.5 of the probability; logits are scores too, but torchmetrics would take those within [0, 1] as they are.
         kept = {"counts": MultilabelStatScores(**common), "precision": MultilabelAveragePrecision(**common)}
         self.metrics = MetricCollection(kept, compute_groups=False)  # type: ignore[arg-type]

@@ -154,6 +154,14 @@ class Options(LightningCLI):
             type=int | None,
             help="End when the monitored value has not improved for so many validations. Default: train to the end.",
         )
+        parser.add_argument("--find_batch_size", action="store_true", help="Search the largest batch that fits first.")
+        parser.add_argument("--find_lr", action="store_true", help="Search a learning rate first, by a short sweep.")
+        parser.add_argument(
+            "--soup",
+            type=int,
+            default=1,
+            help="Keep so many of the best checkpoints, and average those that are better together on the val split.",
+        )
         parser.add_argument(
             "--save_every_n_steps",
             type=int | None,

@@ -25,6 +25,7 @@ from vit.data.split import write_split
 from vit.evaluate.metrics import summary
 from vit.models.artifact import save_model
 from vit.models.weights import read_checkpoint
+from vit.run.finding import find, make_soup
 from vit.run.folder import CHOSEN_FOLDER, RunFolder, new_run_folder, open_run_folder, write_text
 from vit.run.options import Options
 from vit.run.plan import choose_precision, make_plan
@@ -68,6 +69,7 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
         # A run that goes on has chosen already.
         recipe = apply_recipe(options) if run is None else []
         reasons = _resolve(config)
+        recipe += find(options) if run is None else []
         seed_everything(config.seed, workers=True, verbose=False)
         if run is not None and not options.own_model:
             # The checkpoint holds all weights; what the run started from need not be there any more.
@@ -236,6 +238,7 @@ def _trainer(options: Options, model: LightningModule, run: RunFolder, *, has_va
             monitor=monitor,
             mode=known.get(config.monitor, "max"),
             every_n_steps=config.save_every_n_steps,
+            keep=config.soup,
         ),
     ]
     if isinstance(model, Pretraining):
@@ -325,6 +328,10 @@ def _finish(
         "checkpoint": chosen,
     }
     values, has_test = None, False
+    if isinstance(model, Classifier) and options.config.soup > 1 and best == run.best:
+        higher = model.monitors[options.config.monitor] == "max"
+        score = partial(_pass, options, run, "val", model, data)
+        chosen["soup"] = make_soup(run, score, options.config.monitor, higher_is_better=higher)
     if isinstance(model, Task):
         if isinstance(data, ImageDataModule):
             has_test = isinstance(model, Classifier) and bool(data.table.rows("test"))

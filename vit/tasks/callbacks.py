@@ -88,7 +88,7 @@ def checkpoint_callbacks(
     common: dict[str, Any] = {"dirpath": folder, "save_top_k": 1, "enable_version_counter": False}
     made: list[RunCheckpoint] = []
     if monitor is not None:
-        by_value = {"monitor": monitor, "mode": mode, "save_on_train_epoch_end": False}
+        by_value: dict[str, Any] = {"monitor": monitor, "mode": mode, "save_on_train_epoch_end": False}
         made.append(RunCheckpoint(filename="best", **by_value, **common))
         if keep > 1:
             made.append(SoupCheckpoint(filename="soup-{epoch}-{step}", **by_value, **{**common, "save_top_k": keep}))

@@ -68,8 +68,6 @@ def find_batch_size(
         ValueError: not even one picture fits.
     """
     pictures = len(data.table.rows("train"))
-    on_cpu = _trainer(trainer, max_steps=1).strategy.root_device.type == "cpu"
-    limit = min(pictures, largest or (256 if on_cpu else 1024))
 
     def fits(size: int) -> bool:
         with _trial(task, data, batch_size=size) as (trained, pictures_of_trial):
@@ -82,7 +80,10 @@ def find_batch_size(
                 return False
         return True
 
-    return search_batch_size(fits, limit=limit, safety=safety)
+    with _same_randomness():
+        on_cpu = _trainer(trainer, max_steps=1).strategy.root_device.type == "cpu"
+        limit = min(pictures, largest or (256 if on_cpu else 1024))
+        return search_batch_size(fits, limit=limit, safety=safety)
 
 
 def search_batch_size(fits: Callable[[int], bool], *, limit: int, safety: float = 0.8) -> BatchSize:
@@ -148,7 +149,7 @@ def find_lr(
         ValueError: no rate lowers the loss.
     """
     sweep = _Sweep(lowest, highest, steps)
-    with _trial(task, data) as (trained, pictures):
+    with _same_randomness(), _trial(task, data) as (trained, pictures):
         made = _trainer(trainer, max_steps=steps, callbacks=[sweep])
         with suppress(NonFiniteError):  # the end of a sweep that goes high enough
             made.fit(trained, datamodule=pictures)
@@ -192,10 +193,23 @@ class _Sweep(Callback):
 
 
 @contextmanager
-def _trial(task: Task, data: ImageDataModule, *, batch_size: int | None = None) -> Iterator[tuple[Task, Any]]:
-    """A copy of the task and of its data to train with; all that is random, and memory, are then as before."""
+def _same_randomness() -> Iterator[None]:
+    """All generators are then as they were before; Lightning's Trainer draws too, when it is made."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        if on_gpus:
+            torch.cuda.set_rng_state_all(on_gpus)
+
+
+@contextmanager
+def _trial(task: Task, data: ImageDataModule, *, batch_size: int | None = None) -> Iterator[tuple[Task, Any]]:
+    """A copy of the task and of its data to train with; their memory is free afterwards."""
     attached, task._trainer = task._trainer, None
     try:
         trained = copy.deepcopy(task)
@@ -213,14 +227,10 @@ def _trial(task: Task, data: ImageDataModule, *, batch_size: int | None = None) 
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-            torch.cuda.set_rng_state_all(on_gpus)
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
 
 
 def _trainer(options: Mapping[str, Any], *, max_steps: int, callbacks: list[Callback] | None = None) -> Trainer:
-    ours = {
+    ours: dict[str, Any] = {
         "devices": 1,
         "num_nodes": 1,
         "max_steps": max_steps,

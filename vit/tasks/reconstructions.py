@@ -40,7 +40,8 @@ class Reconstructions(Callback):
             return
         count = min(self.pictures, len(split))
         samples = [split[len(split) * i // count] for i in range(count)]
-        images = torch.stack([sample.image for sample in samples]).to(pl_module.device)
+        shown = [sample.image for sample in samples if isinstance(sample.image, Tensor)]
+        images = torch.stack(shown).to(pl_module.device)
         rows = torch.tensor([sample.row for sample in samples], device=pl_module.device)
         with trainer.precision_plugin.forward_context():
             drawn = pl_module.reconstruct(images, pl_module.fixed_draws(rows))

@@ -1,0 +1,84 @@
+"""What is searched before a run starts, or chosen after it: batch size, learning rate, and a soup of checkpoints."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vit.data.module import ImageDataModule
+from vit.run.folder import RunFolder
+from vit.run.options import Options
+from vit.tasks.averaging import Soup, greedy_soup, save_soup
+from vit.tasks.base import Task
+from vit.tasks.finders import find_batch_size, find_lr
+
+
+def find(options: Options) -> list[str]:
+    """Search what `--find_batch_size` and `--find_lr` ask for, and set it in the options, in place.
+
+    The batch size comes first, because the right rate depends on it. Model, data and random state are as before.
+
+    Returns:
+        A line for the plan per value that was found.
+
+    Raises:
+        ValueError: a task or data of one's own.
+    """
+    config, lines = options.config, []
+    for wanted in ("find_batch_size", "find_lr"):
+        if not config[wanted]:
+            continue
+        data, task = options.build()
+        if not isinstance(task, Task) or not isinstance(data, ImageDataModule):
+            raise ValueError(f"expected a task and a data source of this toolkit for --{wanted}; leave it out.")
+        data.preprocessing = task.preprocessing
+        trainer = config.trainer.as_dict()
+        if wanted == "find_batch_size":
+            size = find_batch_size(task, data, trainer)
+            config.data.init_args.batch_size = size.batch_size
+            lines.append(f"data.batch_size {size.batch_size} ({size.largest} is the largest that fitted)")
+        else:
+            rate = find_lr(task, data, trainer)
+            place = config.model.init_args if "class_path" in config.model else config.model
+            place["optim.lr"] = rate.lr
+            lines.append(
+                f"model.optim.lr {rate.lr:.3g} (a tenth of where the loss was lowest, {len(rate.rates)} steps)"
+            )
+        # It is found: the configuration that is saved, and a run that goes on, search no more.
+        config[wanted] = False
+    return lines
+
+
+def make_soup(
+    run: RunFolder, score: Callable[[Path], Mapping[str, Any]], monitor: str, *, higher_is_better: bool
+) -> dict[str, Any] | None:
+    """Put the greedy soup of the kept checkpoints in the place of `best.ckpt`, if several belong to it.
+
+    Args:
+        run: its checkpoints `soup-*.ckpt`.
+        score: values of a checkpoint on the val split.
+        monitor: the value that counts.
+        higher_is_better: its direction.
+
+    Returns:
+        What was tried and used, for the record; None without checkpoints.
+    """
+    files = sorted(run.checkpoints.glob("soup-*.ckpt"))
+    if not files:
+        return None
+    draft = run.checkpoints / "draft.ckpt"
+
+    def score_of(state: Mapping[str, Tensor]) -> float:
+        save_soup(Soup(dict(state), 0.0, (), ()), draft, like=run.best)
+        return float(score(draft)[monitor.removeprefix("val_")])
+
+    try:
+        soup = greedy_soup(files, score_of, higher_is_better=higher_is_better)
+    finally:
+        draft.unlink(missing_ok=True)
+    if len(soup.used) > 1:
+        save_soup(soup, run.best, like=run.best)
+    print(f"\nsoup of {len(soup.used)} of {len(files)} checkpoints: {monitor} {soup.score:.4f}", flush=True)
+    told = {name: value for name, value in soup._asdict().items() if name != "state_dict"}
+    return {**told, "used": list(soup.used), "tried": [list(row) for row in soup.tried]}
