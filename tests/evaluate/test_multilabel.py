@@ -35,6 +35,7 @@ def test_values_over_batches_equal_scikit_learns_and_absent_classes_do_not_count
 
 
 def test_logits_between_0_and_1_are_not_taken_for_probabilities():
-    metrics = MultiLabelMetrics(1)
-    metrics.update(torch.tensor(0.0), torch.tensor([[0.2], [-0.2]]), torch.tensor([[1.0], [0.0]]))
+    metrics = MultiLabelMetrics(2)
+    logits = torch.tensor([[0.2, 0.3], [-0.2, -0.1]])
+    metrics.update(torch.tensor(0.0), logits, torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
     assert float(metrics.compute()["f1"]) == 1.0

@@ -8,7 +8,7 @@ import torch
 
 from vit.data import Folder, ImageDataModule
 from vit.tasks import Classifier, EncoderOptions, OptimConfig, ScheduleConfig
-from vit.tasks.finders import find_batch_size, find_lr, search_batch_size
+from vit.tasks.finders import _same_randomness, find_batch_size, find_lr, search_batch_size
 
 CPU = {"accelerator": "cpu", "precision": "32-true", "callbacks": ["of the run"], "max_epochs": 3, "devices": 4}
 
@@ -49,7 +49,7 @@ def everything(net):
 
 
 def randomness():
-    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()
 
 
 @pytest.fixture
@@ -67,6 +67,14 @@ def untouched(tiny_folder):
     assert net._trainer is None
     assert net.averaging is None
     assert net.resolved.schedule.warmup == 500
+
+
+def test_generators_are_as_before():
+    # Apart from the finders, because the type checks of these tests draw from Python's generator.
+    before = random.getstate()
+    with _same_randomness():
+        random.random()
+    assert random.getstate() == before
 
 
 @pytest.mark.parametrize(
