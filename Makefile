@@ -17,7 +17,7 @@ $(BIN)/vit: pyproject.toml
 
 install: $(BIN)/vit  ## make .venv if it is missing, and install the package with its tools
 
-quickstart: install  ## train on real digits, then test: two minutes on a laptop
+quickstart: install  ## fine-tune on real digits, then test: two minutes on a laptop
 	$(BIN)/vit fit --config quickstart
 	$(BIN)/vit test outputs/quickstart
 

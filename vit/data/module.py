@@ -236,12 +236,13 @@ class ImageDataModule(LightningDataModule):
     def describe(self) -> dict[str, Any]:
         """Plain values for the plan: root, sizes, what was left out, batch size and workers with reasons."""
         workers, reason = self._workers()
-        counts = {split: np.bincount(self.table.labels(split), minlength=self.num_classes).tolist() for split in SPLITS}
+        counts = {split: self.table.counts(split).tolist() for split in SPLITS}
         return {
             "source": type(self.source).__name__,
             "root": str(self.table.root),
             "table": str(self.table.file),
             "classes": list(self.classes),
+            "several_labels": self.table.several,
             "pictures": {split: len(self.table.rows(split)) for split in SPLITS},
             "pictures_per_class": {
                 name: {split: counts[split][i] for split in SPLITS} for i, name in enumerate(self.classes)
@@ -254,6 +255,7 @@ class ImageDataModule(LightningDataModule):
             "eval_batch_size": self.eval_batch_size,
             "num_workers": workers,
             "num_workers_reason": reason,
+            "augment": self.source.augment.describe(),
             "cache": self.source.cache,
             "preprocessing": self.preprocessing.to_dict(),
         }

@@ -145,7 +145,8 @@ def _data_lines(data: ImageDataModule) -> dict[str, list[str]]:
             f"K = {len(names)}: {shown}",
             f"{min(counts):,} to {max(counts):,} training pictures each",
         ],
-        "loading": [f"{batch}, {workers}"],
+        "loading": [f"{batch}, {workers}" + ("" if told["cache"] == "none" else f", cache {told['cache']}")],
+        "augment": [told["augment"]],
     }
 
 
