@@ -1,22 +1,22 @@
 """Every picture decoded once, and what is wrong with a set of pictures: damage, duplicates, leaks, odd sizes."""
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Float32
 from numpy import ndarray
-from PIL import Image
 
-from vit.data.decode import MAX_PIXELS, WHITE, DecodeError, decode, read_header
+from vit.data.decode import MAX_PIXELS
+from vit.data.facts import Facts, inspect
 from vit.data.source import available_cores
 from vit.data.table import SPLITS, DataTable
+from vit.data.transforms import Preprocessing
 
 Level = Literal["error", "warning"]
 
@@ -35,6 +35,7 @@ _PROMISED = {
     ".tiff": "TIFF",
     ".avif": "AVIF",
     ".jp2": "JPEG2000",
+    ".npy": "NumPy",
 }
 
 HUGE = 50_000_000
@@ -45,28 +46,7 @@ IMBALANCE = 10
 _NEAR = 3.0
 _FLAT = 6.0
 _BANDS = 8
-
-
-class Facts(NamedTuple):
-    """What decoding told about a row.
-
-    Args:
-        error: why it cannot be used, or None; then the rest is empty.
-        format: of the content, such as JPEG.
-        mode: Pillow's, as stored.
-        size: upright width and height.
-        orientation: EXIF orientation.
-        digest: of the decoded upright pixels.
-        thumbnail: (32, 32) grey.
-    """
-
-    error: str | None
-    format: str = ""
-    mode: str = ""
-    size: tuple[int, int] = (0, 0)
-    orientation: int = 1
-    digest: bytes = b""
-    thumbnail: UInt8[ndarray, "32 32"] | None = None
+_BUCKET = 1000
 
 
 @dataclass(frozen=True)
@@ -91,6 +71,8 @@ class Audit:
     """All findings and counts of a table; see `audit`."""
 
     table: DataTable
+    preprocessing: Preprocessing
+    max_pixels: int
     findings: list[Finding] = field(default_factory=list)
     formats: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
@@ -127,28 +109,10 @@ def class_names(table: DataTable, row: int) -> tuple[str, ...]:
     return tuple(table.classes[k] for k in (label if isinstance(label, list) else [label]))
 
 
-def inspect(table: DataTable, row: int, max_pixels: int = MAX_PIXELS) -> Facts:
-    """Decode a row fully and measure it."""
-    name = table.name(row)
-    try:
-        data = table.read(row)
-        header = read_header(data, max_pixels=max_pixels)
-        orientation = header.picture.getexif().get(0x0112, 1)
-        kind, mode = header.picture.format or "", header.picture.mode
-        picture = decode(data, name=name, background=WHITE, max_pixels=max_pixels)
-    except OSError as error:
-        return Facts(f"cannot be read ({error.strerror})")
-    except DecodeError as error:
-        return Facts(str(error).removeprefix(f"{name}: "))
-    digest = hashlib.blake2b(repr(picture.size).encode() + picture.tobytes(), digest_size=16).digest()
-    # Two steps, so that a picture of any size costs little.
-    small = np.asarray(picture.resize((32, 32), Image.Resampling.BOX, reducing_gap=2.0).convert("L"))
-    return Facts(None, "JPEG" if kind == "MPO" else kind, mode, picture.size, orientation, digest, small)
-
-
 def audit(
     table: DataTable,
     *,
+    preprocessing: Preprocessing | None = None,
     max_pixels: int = MAX_PIXELS,
     progress: Callable[[Iterable[int], int], Iterable[int]] | None = None,
 ) -> Audit:
@@ -156,53 +120,74 @@ def audit(
 
     Args:
         table: the data table.
+        preprocessing: background, value range and whether pictures are turned upright.
         max_pixels: larger pictures are errors, as in training.
         progress: wraps the rows as they are done, given their number.
     """
-    result = Audit(table)
+    result = Audit(table, preprocessing or Preprocessing(), max_pixels)
     facts: list[Facts] = []
     rows: Iterable[int] = range(len(table))
-    done = _inspected(table, max_pixels)
+    done = _inspected(result)
     for _ in progress(rows, len(table)) if progress else rows:
         facts.append(next(done))
     for row, fact in enumerate(facts):
-        result.findings += _of_one(table, row, fact)
+        result.findings += _of_one(result, row, fact)
         if fact.error is None:
             result.formats[fact.format] += 1
             result.modes[fact.mode] += 1
             result.widths.append(fact.size[0])
             result.heights.append(fact.size[1])
-    result.findings += _of_sizes(facts)
+    result.findings += [*_of_sizes(facts), *_of_channels(facts)]
     exact = _exact(facts)
     result.findings += [finding for rows_ in exact for finding in _of_copies(table, rows_, near=False)]
     # One of each set of equal pictures stands for all in the search for similar ones.
-    first = {row: rows_[0] for rows_ in exact for row in rows_}
-    alone = [row for row in range(len(facts)) if first.get(row, row) == row and facts[row].error is None]
-    for pair in _near(facts, alone):
-        result.findings += _of_copies(table, pair, near=True)
+    copies = {rows_[0]: rows_ for rows_ in exact}
+    others = {row for rows_ in exact for row in rows_[1:]}
+    alone = [row for row, fact in enumerate(facts) if fact.error is None and row not in others]
+    for one, two in _near(facts, alone):
+        result.findings += _of_copies(table, (*copies.get(one, (one,)), *copies.get(two, (two,))), near=True)
     result.findings += _of_counts(result)
     result.findings.sort(key=lambda f: (f.level != "error", f.kind, f.rows))
     return result
 
 
-def _inspected(table: DataTable, max_pixels: int) -> Iterator[Facts]:
+def _inspected(result: Audit) -> Iterator[Facts]:
+    table, preprocessing, max_pixels = result.table, result.preprocessing, result.max_pixels
     rows = iter(range(len(table)))
     with ThreadPoolExecutor(available_cores()) as pool:
         while block := list(islice(rows, 256)):
-            yield from pool.map(lambda row: inspect(table, row, max_pixels), block)
+            yield from pool.map(lambda row: inspect(table, row, preprocessing, max_pixels), block)
 
 
-def _of_one(table: DataTable, row: int, fact: Facts) -> Iterator[Finding]:
+def _of_one(result: Audit, row: int, fact: Facts) -> Iterator[Finding]:
     if fact.error is not None:
         yield Finding("error", "unreadable", (row,), fact.error)
         return
-    suffix = os.path.splitext(table.name(row))[1].lower()
+    suffix = os.path.splitext(result.table.name(row))[1].lower()
     if suffix in _PROMISED and _PROMISED[suffix] != fact.format:
-        yield Finding("warning", "mislabelled", (row,), f"named {suffix}, but it is {fact.format}; it is read as that")
+        detail = f"named {suffix}, but its content is {fact.format}; it is read as {fact.format}"
+        yield Finding("warning", "mislabelled", (row,), detail)
     if fact.orientation in range(2, 9):
-        yield Finding("warning", "rotated", (row,), f"EXIF orientation {fact.orientation}; it is turned upright")
+        what = "turned upright" if result.preprocessing.orient else "taken as stored, since orient is off"
+        yield Finding("warning", "rotated", (row,), f"EXIF orientation {fact.orientation}; it is {what}")
+    if fact.frames > 1:
+        yield Finding("warning", "several frames", (row,), f"{fact.frames} frames or pages; the first is taken")
     if fact.thumbnail is not None and np.ptp(fact.thumbnail) == 0:
         yield Finding("warning", "blank", (row,), "a single colour")
+
+
+def _of_channels(facts: list[Facts]) -> Iterator[Finding]:
+    """Pictures that no model can take together with most others."""
+    usable = [fact for fact in facts if fact.error is None]
+
+    def fits(fact: Facts, channels: int) -> bool:
+        return fact.channels == channels or (not fact.array and channels in (1, 3))
+
+    candidates = [3, *sorted({fact.channels for fact in usable if fact.array})]
+    usual = max(candidates, key=lambda channels: sum(fits(fact, channels) for fact in usable))
+    for row, fact in enumerate(facts):
+        if fact.error is None and not fits(fact, usual):
+            yield Finding("error", "channels", (row,), f"{fact.channels} channels, but most pictures fit {usual}")
 
 
 def _of_sizes(facts: list[Facts]) -> Iterator[Finding]:
@@ -220,12 +205,18 @@ def _of_sizes(facts: list[Facts]) -> Iterator[Finding]:
 
 
 def _of_counts(result: Audit) -> Iterator[Finding]:
-    counts = {name: by_split["train"] for name, by_split in result.counts().items()}
-    most, least = max(counts.values()), min(counts.values())
-    if least and most >= IMBALANCE * least:
+    by_class = result.counts()
+    for split in SPLITS:
+        counts = {name: by_split[split] for name, by_split in by_class.items()}
+        empty = [name for name, count in counts.items() if not count]
+        if empty and result.table.rows(split):
+            listed = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+            yield Finding("warning", "empty class", (), f"{split} has no picture of {listed}")
         names = {count: name for name, count in counts.items()}
-        detail = f"train has {most} pictures of {names[most]}, but {least} of {names[least]}"
-        yield Finding("warning", "imbalance", (), detail)
+        most, least = max(names), min(names)
+        if split == "train" and least and most >= IMBALANCE * least:
+            detail = f"train has {most} pictures of {names[most]}, but {least} of {names[least]}"
+            yield Finding("warning", "imbalance", (), detail)
 
 
 def _exact(facts: list[Facts]) -> list[tuple[int, ...]]:
@@ -252,23 +243,32 @@ def _of_copies(table: DataTable, rows: tuple[int, ...], *, near: bool) -> Iterat
 
 def _near(facts: list[Facts], rows: list[int]) -> Iterator[tuple[int, int]]:
     """Pairs whose thumbnails nearly agree; candidates share one of the bands of a difference hash."""
-    buckets: dict[tuple[int, bytes], list[int]] = {}
-    seen: set[tuple[int, int]] = set()
-    for row in rows:
-        thumbnail = facts[row].thumbnail
-        if thumbnail is None or thumbnail.std() < _FLAT:
-            continue  # flat pictures resemble each other without being copies
-        coarse = thumbnail.reshape(8, 4, 8, 4).mean((1, 3))
-        # 112 signs of differences in 8 bands of 14: a copy agrees in one of them, whatever happened to the others.
-        signs = np.concatenate([(coarse[:, 1:] > coarse[:, :-1]).ravel(), (coarse[1:] > coarse[:-1]).ravel()])
-        for band, part in enumerate(signs.reshape(_BANDS, -1)):
-            bucket = buckets.setdefault((band, part.tobytes()), [])
-            for other in bucket:
-                if (other, row) not in seen and _alike(facts[other], facts[row]):
-                    seen.add((other, row))
-                    yield other, row
-            if len(bucket) < 200:  # a set of pictures that all agree here says nothing
-                bucket.append(row)
+    thumbnails = [(row, facts[row].thumbnail) for row in rows]
+    # Flat pictures resemble each other without being copies.
+    kept = [row for row, thumbnail in thumbnails if thumbnail is not None and thumbnail.std() >= _FLAT]
+    if not kept:
+        return
+    coarse = np.stack([_coarse(facts[row]) for row in kept])
+    across, down = coarse[:, :, 1:] > coarse[:, :, :-1], coarse[:, 1:] > coarse[:, :-1]
+    signs = np.concatenate([across.reshape(len(kept), -1), down.reshape(len(kept), -1)], 1)
+    # 112 signs of differences in 8 bands of 14: a copy agrees in one of them, whatever happened to the others.
+    keys = (signs.reshape(len(kept), _BANDS, -1) @ (1 << np.arange(14))).T
+    order = np.argsort(keys, 1, kind="stable")
+    place = np.argsort(order, 1)
+    start = np.stack([np.searchsorted(key[o], key) for key, o in zip(keys, order, strict=True)])
+    start = np.maximum(start, place - _BUCKET)
+    values = coarse.reshape(len(kept), -1)
+    for this, row in enumerate(kept):
+        # Those before it that have the same band.
+        candidates = np.concatenate([order[b, start[b, this] : place[b, this]] for b in range(_BANDS)])
+        # Means of blocks differ by no more than the pixels do, so that this loses no copy.
+        close = candidates[np.abs(values[candidates] - values[this]).mean(1) < _NEAR]
+        yield from ((kept[other], row) for other in np.unique(close) if _alike(facts[kept[other]], facts[row]))
+
+
+def _coarse(fact: Facts) -> Float32[ndarray, "8 8"]:
+    assert fact.thumbnail is not None
+    return fact.thumbnail.reshape(8, 4, 8, 4).mean((1, 3), dtype=np.float32)
 
 
 def _alike(one: Facts, two: Facts) -> bool:

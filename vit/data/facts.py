@@ -13,7 +13,7 @@ from numpy import ndarray
 from PIL import Image
 
 from vit.data.arrays import decode_channels, is_array
-from vit.data.decode import MAX_PIXELS, DecodeError, decode, named, read_header
+from vit.data.decode import MAX_PIXELS, DecodeError, View, decode_view, named, read_header
 from vit.data.table import DataTable
 from vit.data.transforms import Preprocessing
 
@@ -52,37 +52,42 @@ class Facts(NamedTuple):
         return self.mode.endswith("channels")
 
 
+class Look(NamedTuple):
+    """A decoded picture, or the channels of an array, and what its file says of it; see `Facts`."""
+
+    pixels: Image.Image | UInt8[ndarray, "c h w"]
+    format: str
+    mode: str
+    channels: int
+    orientation: int = 1
+    frames: int = 1
+
+    @property
+    def picture(self) -> Image.Image:
+        """The picture as it is; of an array the mean of its channels, in grey."""
+        pixels = self.pixels
+        return Image.fromarray(pixels.mean(0).astype(np.uint8)) if isinstance(pixels, ndarray) else pixels
+
+
 def inspect(table: DataTable, row: int, preprocessing: Preprocessing, max_pixels: int = MAX_PIXELS) -> Facts:
     """Decode a row fully, as training does, and measure it."""
     name = table.name(row)
     try:
-        data = table.read(row)
+        seen = look(table.read(row), preprocessing, name=name, max_pixels=max_pixels)
     except OSError as error:
         return Facts(f"cannot be read ({error.strerror})")
-    try:
-        decoded = decoded_picture(data, preprocessing, name=name, max_pixels=max_pixels)
-        if isinstance(decoded, ndarray):
-            kind = "NumPy" if data.startswith(_NUMPY) else "TIFF"
-            mode, channels, orientation, frames = f"{len(decoded)} channels", len(decoded), 1, 1
-        else:
-            stored = named(lambda: read_header(data, max_pixels=max_pixels).picture, name)
-            kind, mode, channels = stored.format or "", stored.mode, len(stored.getbands())
-            orientation = _or_one(lambda: stored.getexif().get(_ORIENTATION, 1))
-            frames = _or_one(lambda: getattr(stored, "n_frames", 1))
     except DecodeError as error:
         return Facts(str(error).removeprefix(f"{name}: "))
-    picture = grey(decoded)
-    digest = hashlib.blake2b(repr(picture.size).encode() + decoded.tobytes(), digest_size=16).digest()
+    picture = seen.picture
+    digest = hashlib.blake2b(repr(picture.size).encode() + seen.pixels.tobytes(), digest_size=16).digest()
     # Two steps, so that a picture of any size costs little.
     small = np.asarray(picture.resize((32, 32), Image.Resampling.BOX, reducing_gap=2.0).convert("L"))
-    if kind == "MPO":  # a JPEG with previews behind it
-        kind, frames = "JPEG", 1
-    return Facts(None, kind, mode, channels, picture.size, orientation, frames, digest, small)
+    return Facts(
+        None, seen.format, seen.mode, seen.channels, picture.size, seen.orientation, seen.frames, digest, small
+    )
 
 
-def decoded_picture(
-    data: bytes, preprocessing: Preprocessing, *, name: str, max_pixels: int
-) -> Image.Image | UInt8[ndarray, "c h w"]:
+def look(data: bytes, preprocessing: Preprocessing, *, name: str, max_pixels: int) -> Look:
     """A picture as training decodes it for a model of 3 channels; arrays with the channels that they have.
 
     Arrays are NumPy files, and TIFFs that are no picture for Pillow.
@@ -90,33 +95,41 @@ def decoded_picture(
     Raises:
         DecodeError: it cannot be used.
     """
-    p = preprocessing
+    p, channels = preprocessing, 0
     if is_array(data, p.channels):
-        return decode_channels(data, p.with_channels(_channels(data)), name=name, max_pixels=max_pixels)
-    try:
-        return decode(
-            data,
-            name=name,
-            channels=p.channels,
-            background=p.background,
-            value_range=p.value_range,
-            max_pixels=max_pixels,
-            orient=p.orient,
-        )
-    except DecodeError as error:
-        if not data.startswith(_TIFF):
-            raise
-        if find_spec("tifffile") is None:
-            raise DecodeError(f"{error} If it has more than 4 channels: pip install tifffile") from error
         channels = _channels(data)
-        if channels in (1, 3):
-            raise
-    return decode_channels(data, p.with_channels(channels), name=name, max_pixels=max_pixels)
+    else:
+        try:
+            return named(lambda: _picture(data, p, max_pixels), name)
+        except DecodeError as error:
+            if not data.startswith(_TIFF):
+                raise
+            if find_spec("tifffile") is None:
+                raise DecodeError(f"{error} If it has more than 4 channels: pip install tifffile") from error
+            channels = _channels(data)
+            if channels in (1, 3):
+                raise
+    planes = decode_channels(data, p.with_channels(channels), name=name, max_pixels=max_pixels)
+    return Look(planes, "NumPy" if data.startswith(_NUMPY) else "TIFF", f"{channels} channels", channels)
 
 
-def grey(decoded: Image.Image | UInt8[ndarray, "c h w"]) -> Image.Image:
-    """A decoded picture as it is; an array as the mean of its channels, in grey."""
-    return Image.fromarray(decoded.mean(0).astype(np.uint8)) if isinstance(decoded, ndarray) else decoded
+def _picture(data: bytes, p: Preprocessing, max_pixels: int) -> Look:
+    header = read_header(data, max_pixels=max_pixels, orient=p.orient)
+    stored, (width, height) = header.picture, header.size
+    # Before loading, which turns a TIFF upright.
+    kind, mode, channels = stored.format or "", stored.mode, len(stored.getbands())
+    orientation = _or_one(lambda: stored.getexif().get(_ORIENTATION, 1))
+    pixels = decode_view(
+        header,
+        View((0, 0, width, height), width, height),
+        Image.Resampling.NEAREST,
+        channels=p.channels,
+        background=p.background,
+        value_range=p.value_range,
+    )
+    if kind == "MPO":  # a JPEG with previews behind it
+        return Look(pixels, "JPEG", mode, channels, orientation)
+    return Look(pixels, kind, mode, channels, orientation, _or_one(lambda: getattr(stored, "n_frames", 1)))
 
 
 def _channels(data: bytes) -> int:
