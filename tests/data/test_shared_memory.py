@@ -32,9 +32,10 @@ def test_a_system_without_such_a_folder_has_no_bound(tmp_path):
 def test_loaders_say_once_that_memory_is_scarce(monkeypatch, caplog):
     free = shutil._ntuple_diskusage(64_000_000, 64_000_000, 0)
     monkeypatch.setattr(source_module.shutil, "disk_usage", lambda folder: free)
-    monkeypatch.setattr(source_module.Path, "is_dir", lambda path: True)
     data = ImageDataModule(Digits(num_workers=2, batch_size=64))
     data.preprocessing = Preprocessing(image_size=8)
+    assert data.table.rows()
+    monkeypatch.setattr(source_module.Path, "is_dir", lambda path: True)
     with caplog.at_level("WARNING", "vit.data"):
         for _ in range(2):
             data.train_dataloader()

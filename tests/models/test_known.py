@@ -1,16 +1,22 @@
 """vit/models/known.py: the table says what timm says, and the command shows what becomes of each tensor."""
 
+import json
+
 import pytest
 import timm
 import torch
 from safetensors.torch import save_file
 
 from vit.models import VisionTransformer, ViTConfig
+from vit.models.artifact import save_model
 from vit.models.known import KNOWN, command
 from vit.models.timm_family import from_timm_model, timm_options
+from vit.models.weights import SHIPPED, SHIPPED_NAMES, load_weights
+
+TIMMS = [known for known in KNOWN if known.name not in SHIPPED_NAMES]
 
 
-@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name)
+@pytest.mark.parametrize("known", TIMMS, ids=lambda known: known.name)
 def test_size_licence_and_parameters_are_timms_and_the_model_is_one_that_loads(known):
     cfg = timm.get_pretrained_cfg(known.name)
     assert cfg.license == known.licence
@@ -19,6 +25,29 @@ def test_size_licence_and_parameters_are_timms_and_the_model_is_one_that_loads(k
         model = timm.create_model(known.name, num_classes=0)
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(known.millions, abs=0.06)
     timm_options(model)
+
+
+@pytest.mark.parametrize("name", SHIPPED_NAMES)
+def test_weights_that_ship_are_small_recorded_and_open_here_and_in_timm(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = SHIPPED / name
+    known = next(known for known in KNOWN if known.name == name)
+    assert (folder / "model.safetensors").stat().st_size <= 2e6
+    loaded = load_weights(name, classes=["a", "b"])
+    assert not loaded.report.resized
+    assert all(key.startswith("head.") for key in loaded.report.dropped)
+    config = loaded.model.config
+    assert (config.size[0], config.num_classes) == (known.size, 2)
+    assert sum(p.numel() for p in loaded.model.parameters()) / 1e6 == pytest.approx(known.millions, abs=0.06)
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    assert record["test"]["pictures"] == 10_000
+    assert f"{100 * record['test']['acc']:.2f} %" in (folder / "README.md").read_text(encoding="utf-8")
+    assert "/home" not in json.dumps(record)
+    # The MLP head has no place in timm; with a new head, as fine-tuning gives it one, the model opens there.
+    swapped = save_model(tmp_path / "model", loaded.model, classes=["a", "b"], preprocessing=loaded.preprocessing)
+    images = torch.rand(1, 3, *config.size)
+    theirs = timm.create_model(f"local-dir:{swapped}", pretrained=True, num_classes=0).eval()(images)
+    assert torch.allclose(load_weights(name, num_classes=0).model(images), theirs, atol=1e-5)
 
 
 def test_the_bare_command_lists_all_of_them(capsys):

@@ -192,7 +192,7 @@ def test_the_head_of_weights_with_the_same_classes_is_kept(tmp_path, tiny):  # B
     words = [f"--model.weights={first.path}", "--model.method=head", "--model.optim.lr=1e-12", "--trainer.max_epochs=1"]
     dropped = ("width", "depth", "heads", "limit_train", "max_epochs")
     kept = [word for word in tiny if not any(name in word for name in dropped)]
-    second = session.fit(["--data=Digits", *kept[1:], *words, "--model.encoder.image_size=16"])
+    second = session.fit(["--data=Digits", "--recipe=none", *kept[1:], *words, "--model.encoder.image_size=16"])
     after = load_model(second.model)[0].head.weight
     assert torch.allclose(before, after, atol=1e-6)
     assert before.abs().max() > 1e-4
