@@ -199,3 +199,15 @@ def test_weights_of_the_table_steer_sampling(folder):
     plain = table(folder, text, weight_column=None)
     with pytest.raises(ValueError, match="weight column"):
         source.sampler(plain, seed=0)
+
+
+def test_rows_of_several_labels_are_counted_in_each_class_and_become_yes_and_no(folder):
+    text = "path,label,split\na.png,x|z,train\nb.png,z,train\ng.png,y,train\n"
+    t = table(folder, text, separator="|", val=0, test=0)
+    assert t.several
+    assert t.counts("train").tolist() == [1, 1, 2]
+    assert t.counts("val").tolist() == [0, 0, 0]
+    assert [t.target(i) for i in range(3)] == [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
+    one = table(folder, text.replace("x|z", "x"), val=0, test=0)
+    assert one.counts().tolist() == [1, 1, 1]
+    assert [one.target(i) for i in range(3)] == [0, 2, 1]

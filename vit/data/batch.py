@@ -109,7 +109,7 @@ class Pictures(Dataset[Sample]):
     def _sample(self, row: int, epoch: int, repeat: int) -> Sample:
         with seeded(mix(self.seed, epoch, row, repeat)) if self.seed is not None else nullcontext():
             image = self._image(row)
-        return Sample(image, self.table.label(row), row, self.table.weight(row))
+        return Sample(image, self.table.target(row), row, self.table.weight(row))
 
     def _count(self, row: int, error: DecodeError) -> None:
         """Say each bad file once, and stop at too many."""

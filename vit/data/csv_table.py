@@ -43,7 +43,7 @@ class Table(Source):
         weight_column: column of weights for `sampling: weighted`, if there is one; null ignores it.
         delimiter: between columns, where it is not a comma (.csv) or a tab (.tsv).
         classes: the class names in the order of their labels, where they should not be read from the file.
-        separator: divides several labels in a cell; for tasks of one's own, since `Classifier` takes one label.
+        separator: divides several labels in a cell; a picture then has all of them.
     """
 
     file: str

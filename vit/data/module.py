@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed
 from lightning.pytorch import LightningDataModule

@@ -221,6 +221,16 @@ class DataTable:
             return int(self._labels[self._checked(index)])
         return self._label_column[self._checked(index)].as_py()
 
+    def target(self, index: int) -> int | list[float]:
+        """What a loss wants for a row: its class number, or 0 and 1 per class where rows hold several labels."""
+        label = self.label(index)
+        if not self.several:
+            return label
+        hot = [0.0] * len(self.classes)
+        for number in label:
+            hot[number] = 1.0
+        return hot
+
     @property
     def several(self) -> bool:
         """Whether a row holds a list of labels."""
@@ -239,6 +249,14 @@ class DataTable:
             )
         rows = self.rows(split)
         return self._labels[rows.start : rows.stop]
+
+    def counts(self, split: str | None = None) -> Int[ndarray, " k"]:
+        """Pictures of each class in a split; one with several labels counts in each of them."""
+        if self._labels is not None:
+            return np.bincount(self.labels(split), minlength=len(self.classes))
+        rows = self.rows(split)
+        flat = self._label_column.slice(rows.start, len(rows)).flatten().to_numpy(zero_copy_only=False)
+        return np.bincount(flat.astype(np.int64), minlength=len(self.classes))
 
     def weights(self, split: str | None = None) -> Float[ndarray, " n"] | None:
         """Weight of every row of a split, as a view of the file; None in a table without weights."""

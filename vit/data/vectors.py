@@ -34,4 +34,4 @@ class Vectors(Dataset[Sample]):
     def __getitem__(self, key: int | Key) -> Sample:
         position = key.position if isinstance(key, Key) else key
         row = self.rows[position]
-        return Sample(self.x[position], self.table.label(row), row, self.table.weight(row))
+        return Sample(self.x[position], self.table.target(row), row, self.table.weight(row))

@@ -35,6 +35,7 @@ class Prediction:
         label: name of the likeliest class; None for a picture that cannot be read.
         probability: of that class, in [0, 1].
         top: (class name, probability) of the k likeliest classes, in falling order.
+        labels: the classes that the picture has, of a model of several labels: those with probability 0.5 or more.
         error: why the picture cannot be read; None for one that can.
     """
 
@@ -42,6 +43,7 @@ class Prediction:
     label: str | None = None
     probability: float | None = None
     top: tuple[tuple[str, float], ...] = ()
+    labels: tuple[str, ...] = ()
     error: str | None = None
 
 
@@ -52,10 +54,13 @@ class Predictor:
         model: on any device.
         classes: names in the order of the logits.
         preprocessing: how the model wants its pictures.
+        several: a picture can have several classes: probabilities are those of yes for each, and need not sum to 1.
     """
 
-    def __init__(self, model: VisionTransformer, *, classes: Sequence[str], preprocessing: Preprocessing) -> None:
-        self.classes = tuple(classes)
+    def __init__(
+        self, model: VisionTransformer, *, classes: Sequence[str], preprocessing: Preprocessing, several: bool = False
+    ) -> None:
+        self.classes, self.several = tuple(classes), several
         self.preprocessing = preprocessing
         self._net = Normalise(model, mean=preprocessing.mean, std=preprocessing.std).eval()
         self._device = next(model.parameters()).device
@@ -75,7 +80,7 @@ class Predictor:
             )
         device = "cuda" if torch.cuda.is_available() else "cpu"
         prepared = Preprocessing.from_dict(loaded.preprocessing)
-        return cls(loaded.model.to(device), classes=loaded.classes, preprocessing=prepared)
+        return cls(loaded.model.to(device), classes=loaded.classes, preprocessing=prepared, several=loaded.several)
 
     def prepare(self, picture: Picture) -> UInt8[Tensor, "c h w"]:
         """Decode and resize a picture as in validation.
@@ -94,6 +99,11 @@ class Predictor:
     def logits(self, images: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
         """Scores of prepared pictures, on the CPU."""
         return self._net(images.to(self._device)).float().cpu()
+
+    def probabilities(self, images: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        """Probabilities of the classes of prepared pictures, on the CPU."""
+        logits = self.logits(images)
+        return logits.sigmoid() if self.several else logits.softmax(1)
 
     def predict(
         self, pictures: Picture | Iterable[Picture], *, top_k: int = 3, batch_size: int = 32
@@ -135,16 +145,18 @@ class Predictor:
                 errors.append(None)
             except DecodeError as failure:
                 errors.append(str(failure))
-        scores = iter(self.logits(torch.stack(images)).softmax(1)) if images else iter(())
+        scores = iter(self.probabilities(torch.stack(images))) if images else iter(())
         made = []
         for picture, error in zip(pictures, errors, strict=True):
             path = None if isinstance(picture, (bytes, Image.Image)) else os.fspath(picture)
             if error is not None:
                 made.append(Prediction(path=path, error=error))
                 continue
-            values, numbers = next(scores).topk(min(top_k, len(self.classes)))
+            each = next(scores)
+            values, numbers = each.topk(min(top_k, len(self.classes)))
             top = tuple((self.classes[n], float(v)) for n, v in zip(numbers.tolist(), values, strict=True))
-            made.append(Prediction(path=path, label=top[0][0], probability=top[0][1], top=top))
+            labels = tuple(name for name, v in zip(self.classes, each, strict=True) if self.several and v >= 0.5)
+            made.append(Prediction(path=path, label=top[0][0], probability=top[0][1], top=top, labels=labels))
         return made
 
 
@@ -168,19 +180,20 @@ def find_pictures(paths: Sequence[str]) -> list[str]:
     return found
 
 
-def write_csv(predictions: Iterable[Prediction], file: TextIO, *, top_k: int) -> int:
-    """Write one row per picture: path, class, probability, the next classes, error.
+def write_csv(predictions: Iterable[Prediction], file: TextIO, *, top_k: int, several: bool = False) -> int:
+    """Write one row per picture: path, class, probability, the next classes, all labels where there can be several.
 
     Returns:
         How many pictures could not be read.
     """
     more = [name for k in range(2, top_k + 1) for name in (f"class_{k}", f"probability_{k}")]
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["path", "class", "probability", *more, "error"])
+    writer.writerow(["path", "class", "probability", *more, *(["labels"] if several else []), "error"])
     failed = 0
     for p in predictions:
         cells: list[Any] = [cell for name, value in p.top for cell in (name, f"{value:.6f}")]
         cells += [""] * (2 * top_k - len(cells))
+        cells += ["|".join(p.labels)] if several else []
         writer.writerow([p.path, *cells, p.error or ""])
         failed += p.error is not None
     return failed
@@ -201,15 +214,15 @@ def command(words: Sequence[str]) -> int:
     top_k = min(options.top_k, len(predictor.classes))
     predictions = predictor.stream(find_pictures(options.pictures), top_k=options.top_k, batch_size=options.batch_size)
     if options.out is None:
-        failed = write_csv(predictions, sys.stdout, top_k=top_k)
+        failed = write_csv(predictions, sys.stdout, top_k=top_k, several=predictor.several)
     else:
-        failed = _write_file(predictions, Path(options.out), top_k=top_k)
+        failed = _write_file(predictions, Path(options.out), top_k=top_k, several=predictor.several)
     if failed:
         print(f"{failed} pictures could not be read; the column `error` says why.", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _write_file(predictions: Iterable[Prediction], file: Path, *, top_k: int) -> int:
+def _write_file(predictions: Iterable[Prediction], file: Path, *, top_k: int, several: bool) -> int:
     """Write beside the file and rename, so that a broken run leaves no half table."""
     try:
         handle, beside = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
@@ -217,7 +230,7 @@ def _write_file(predictions: Iterable[Prediction], file: Path, *, top_k: int) ->
         raise ValueError(f"expected a place to write {file}, but it cannot be written: {error}") from error
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as opened:
-            failed = write_csv(predictions, opened, top_k=top_k)
+            failed = write_csv(predictions, opened, top_k=top_k, several=several)
         os.replace(beside, file)
     except BaseException:
         Path(beside).unlink(missing_ok=True)

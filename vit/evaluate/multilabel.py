@@ -1,6 +1,7 @@
 """Numbers about a model whose pictures have several labels, or none, over a whole pass."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ class MultiLabelMetrics(nn.Module):
 
 
 def multilabel_summary(
-    logits: Float[Tensor, "n k"], labels: Float[Tensor, "n k"], classes: list[str]
+    logits: Float[Tensor, "n k"], labels: Float[Tensor, "n k"], classes: Sequence[str]
 ) -> dict[str, object]:
     """The numbers of one finished pass for a run's record, with F1 of each class that occurs.
 

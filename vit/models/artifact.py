@@ -36,11 +36,13 @@ class ModelInfo:
         preprocessing: how the model wants its pictures: image_size, mean, std, interpolation, crop_pct,
             crop_mode, and whatever else was saved with them.
         provenance: where the model comes from, as saved.
+        several: a picture can have several classes, each with the sigmoid of its logit.
     """
 
     classes: tuple[str, ...]
     preprocessing: dict[str, Any]
     provenance: dict[str, Any]
+    several: bool = False
 
 
 def save_model(
@@ -50,6 +52,7 @@ def save_model(
     classes: Sequence[str],
     preprocessing: Mapping[str, Any],
     provenance: Mapping[str, Any] | None = None,
+    several: bool = False,
 ) -> Path:
     """Write a model folder; it appears complete or not at all, and replaces only an earlier model folder.
 
@@ -59,6 +62,7 @@ def save_model(
         classes: names in the order of the logits.
         preprocessing: plain values; at least image_size, mean, std, interpolation, crop_pct, crop_mode.
         provenance: plain values to keep, such as versions, data and metrics.
+        several: a picture can have several classes, each with the sigmoid of its logit.
 
     Returns:
         The folder.
@@ -72,6 +76,7 @@ def save_model(
     _check_preprocessing(preprocessing, model.config)
     _check_target(target)
     config = _config_json(model.config, classes, preprocessing, provenance or {})
+    config["vit_toolkit"]["several"] = several
     try:
         text = json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -122,6 +127,7 @@ def load_model(folder: str | Path) -> tuple[VisionTransformer, ModelInfo]:
         classes=tuple(ours["classes"]),
         preprocessing=ours["preprocessing"],
         provenance=ours["provenance"],
+        several="several" in ours and bool(ours["several"]),
     )
     return model.eval(), info
 

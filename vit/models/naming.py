@@ -27,6 +27,7 @@ class Found:
         options: of `ViTConfig`, as far as the family or its files say them.
         preprocessing: mean, std and whatever else is known of how the model wants its pictures.
         classes: names in the order of the logits; None where the files do not say.
+        several: a picture can have several classes.
         dropped: tensors without a place here, and why.
         notes: what else to know.
     """
@@ -36,6 +37,7 @@ class Found:
     options: dict[str, Any] = field(default_factory=dict)
     preprocessing: dict[str, Any] = field(default_factory=dict)
     classes: tuple[str, ...] | None = None
+    several: bool = False
     dropped: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 

@@ -51,12 +51,14 @@ class Loaded:
         model: in evaluation mode, on the CPU.
         preprocessing: how it wants its pictures, as plain values.
         classes: names in the order of the logits; numbers where the weights do not tell them.
+        several: a picture can have several classes, each with the sigmoid of its logit.
         report: what became of each tensor.
     """
 
     model: VisionTransformer
     preprocessing: dict[str, Any]
     classes: tuple[str, ...]
+    several: bool = False
     report: Report = field(default_factory=Report)
 
 
@@ -85,12 +87,14 @@ def load_weights(source: str, *, classes: Sequence[str] | None = None, **options
     known, notes = options_of(found.state, {**found.options})
     preprocessing = {"interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center", **found.preprocessing}
     report = Report(dropped=dict(found.dropped), notes=[f"{found.family} weights", *found.notes, *notes])
-    return _finish(found.state, ViTConfig.from_dict(known), options, preprocessing, (found.classes, classes), report)
+    made = _finish(found.state, ViTConfig.from_dict(known), options, preprocessing, (found.classes, classes), report)
+    return replace(made, several=found.several)
 
 
 def _ours(folder: Path, classes: Sequence[str] | None, options: dict[str, Any]) -> Loaded:
     model, info = load_model(folder)
-    return _finish(model.state_dict(), model.config, options, info.preprocessing, (info.classes, classes), Report())
+    made = _finish(model.state_dict(), model.config, options, info.preprocessing, (info.classes, classes), Report())
+    return replace(made, several=info.several)
 
 
 def _finish(
@@ -203,6 +207,7 @@ def _own_checkpoint(checkpoint: Checkpoint) -> Found:
         options=dict(info["config"]),
         preprocessing=dict(info["preprocessing"]),
         classes=tuple(info["classes"]),
+        several="several" in info and info["several"],
     )
 
 

@@ -180,7 +180,7 @@ class Options(LightningCLI):
             parser.add_subclass_arguments(Pretraining, "model", required=True, skip={"seed"}, instantiate=False)
         else:
             parser.add_class_arguments(
-                Classifier, "model", skip={"classes", "seed"}, sub_configs=True, instantiate=False
+                Classifier, "model", skip={"classes", "several", "seed"}, sub_configs=True, instantiate=False
             )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -233,7 +233,8 @@ class Options(LightningCLI):
                 "add the attribute, or give a model of your own that does without."
             )
         made = _made(self.config.model.as_dict())
-        return data, Classifier(**made, classes=list(data.classes), seed=self.config.seed)
+        several = isinstance(data, ImageDataModule) and data.table.several
+        return data, Classifier(**made, classes=list(data.classes), several=several, seed=self.config.seed)
 
     def typed(self) -> str:
         """Only the options that were given, as YAML."""

@@ -42,7 +42,8 @@ def say_next(
 def result_line(split: str, values: dict[str, Any]) -> str:
     """One line with the numbers of a split and the interval of the accuracy; for others' modules what they log."""
     if "acc_95" not in values:
-        return f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+        numbers = {name: value for name, value in values.items() if isinstance(value, float)}
+        return f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in numbers.items())
     low, high = (100 * value for value in values["acc_95"])
     return (
         f"{split} accuracy {100 * values['acc']:.2f} % (95 % interval {low:.2f} to {high:.2f}) "

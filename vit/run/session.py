@@ -23,6 +23,7 @@ from lightning.pytorch.loggers import Logger
 from vit.data.module import ImageDataModule
 from vit.data.split import write_split
 from vit.evaluate.metrics import summary
+from vit.evaluate.multilabel import multilabel_summary
 from vit.models.artifact import save_model
 from vit.models.weights import read_checkpoint
 from vit.run.finding import find, make_soup
@@ -167,7 +168,7 @@ def _pass(
     assert isinstance(data, ImageDataModule)
     _, logits, labels = predictions.collected()
     predictions.write(run.predictions(split), data)
-    return summary(logits, labels)
+    return summary(logits, labels) if labels.ndim == 1 else multilabel_summary(logits, labels, data.classes)
 
 
 def _resolve(config: Namespace) -> dict[str, str]:
@@ -340,7 +341,10 @@ def _finish(
                 record["val"] = {**values, "checkpoint": best.name}
         scored, preprocessing, classes = read_checkpoint(best)
         provenance = {"run": run.path.name, "name": run.path.parent.name, "weights": model.weights}
-        save_model(run.model, scored, classes=classes, preprocessing=preprocessing, provenance=provenance)
+        several = isinstance(model, Classifier) and model.several
+        save_model(
+            run.model, scored, classes=classes, preprocessing=preprocessing, provenance=provenance, several=several
+        )
     run.update_record(record)
     say_next(run, values, seconds, has_test=has_test, has_classes=isinstance(model, Classifier))
 

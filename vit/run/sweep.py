@@ -50,7 +50,9 @@ def sweep(
         raise ValueError("expected --grid NAME=[VALUE,VALUE] with the values to try, but there is none.")
     name = config.name or "sweep"
     folder = folder_of(config, name)
-    monitor = config.monitor or "val_acc"
+    data = options.data()
+    several = isinstance(data, ImageDataModule) and data.table.several
+    monitor = config.monitor or ("val_map" if several else "val_acc")
     state = _State(folder / "sweep.json", args)
 
     def attempt(values: Mapping[str, Any]) -> dict[str, Any]:

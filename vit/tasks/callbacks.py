@@ -144,7 +144,7 @@ class EpochLog(Checkpoint):
             writer.writerows([*earlier, row])
 
 
-_SHOWN = ("train_loss", "train_acc", "val_loss", "val_acc", "val_balanced_acc")
+_SHOWN = ("train_loss", "train_acc", "val_loss", "val_acc", "val_balanced_acc", "val_map", "val_f1")
 
 
 class Predictions(Callback):
@@ -186,7 +186,7 @@ class Predictions(Callback):
         columns = {
             "index": pa.array(index.numpy()),
             "path": pa.array([data.table.name(i) for i in index.tolist()]),
-            "label": pa.array(labels.numpy()),
+            "label": pa.array(labels.numpy() if labels.ndim == 1 else labels.tolist()),
             "logits": pa.array(logits.tolist(), type=pa.list_(pa.float32(), logits.shape[1])),
         }
         table = pa.table(columns)

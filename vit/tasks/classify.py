@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from vit.data.batch import Batch
 from vit.data.mix import UNMIXED, Mixing, mixed
 from vit.data.sampler import mix
 from vit.evaluate.metrics import StageMetrics
+from vit.evaluate.multilabel import MultiLabelMetrics
 from vit.evaluate.probe import Features
 from vit.models.normalise import Normalise
 from vit.models.vit import VisionTransformer
@@ -47,6 +47,7 @@ class Classifier(Task):
         loss: what is minimised, and from which teacher the model learns too.
         mixing: mixup and CutMix of training batches.
         preprocessing: how pictures become tensors; what is not set comes from the weights.
+        several: pictures have several labels, each a yes or no; the command line takes it from the data.
         seed: of what is random in a step; the command line takes it from `--seed`.
 
     Raises:
@@ -66,17 +67,20 @@ class Classifier(Task):
         loss: LossConfig = LossConfig(),
         mixing: Mixing = UNMIXED,
         preprocessing: PreprocessingOptions = PreprocessingOptions(),  # type: ignore[valid-type]
+        several: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
         if not classes or len(classes) < 2:
             raise ValueError(f"expected at least 2 classes, but got {list(classes or [])}.")
         self.mixing = rebuilt(Mixing, mixing)
-        self.classes = tuple(classes)
+        self.classes, self.several = tuple(classes), several
+        if several and self.mixing != UNMIXED:
+            raise ValueError("expected no mixing with several labels per picture: set model.mixing to 0.")
         self.method = method
         self.tuning = rebuilt(TuningConfig, tuning)
         self.weights = weights
-        self.loss = resolve_loss(rebuilt(LossConfig, loss), multi_label=False)
+        self.loss = resolve_loss(rebuilt(LossConfig, loss), multi_label=several)
         self.criterion: Loss | None = None if self.loss.needs_counts else self._make_loss(None)
         self._teacher: Teacher | None = None
         self.seed = seed
@@ -95,7 +99,8 @@ class Classifier(Task):
         self._opened: int | None = None
         self._head_started = False
         self._found: Features | None = None
-        self.train_metrics, self.val_metrics, self.test_metrics = (StageMetrics(len(self.classes)) for _ in range(3))
+        kind: type[StageMetrics | MultiLabelMetrics] = MultiLabelMetrics if several else StageMetrics
+        self.train_metrics, self.val_metrics, self.test_metrics = (kind(len(self.classes)) for _ in range(3))
         self.train(True)
         self._save_plain_hyperparameters()
 
@@ -114,6 +119,8 @@ class Classifier(Task):
     @property
     def monitors(self) -> dict[str, str]:
         """The values that may choose the best checkpoint, with their direction; the first does where none is named."""
+        if self.several:
+            return {"val_map": "max", "val_f1": "max", "val_micro_f1": "max", "val_loss": "min"}
         values = {"val_acc": "max", "val_balanced_acc": "max", "val_loss": "min"}
         return values | ({"val_top5": "max"} if len(self.classes) > 5 else {})
 
@@ -131,12 +138,15 @@ class Classifier(Task):
             "loss": plain(asdict(self.loss)),
             "mixing": asdict(self.mixing),
             "preprocessing": prepared,
+            "several": self.several,
             "seed": self.seed,
         }
         self.save_hyperparameters(values, logger=False)
 
-    def _make_loss(self, counts: Sequence[int] | None) -> Loss:
-        return make_loss(self.loss, counts=counts, num_classes=len(self.classes), multi_label=False)
+    def _make_loss(self, counts: Sequence[int] | None, pictures: int | None = None) -> Loss:
+        return make_loss(
+            self.loss, counts=counts, num_classes=len(self.classes), multi_label=self.several, pictures=pictures
+        )
 
     def setup(self, stage: str) -> None:
         """Give the datamodule the preprocessing of the weights, and compare the classes."""
@@ -152,6 +162,13 @@ class Classifier(Task):
         data = getattr(self.trainer, "datamodule", None)
         if data is None or not hasattr(data, "classes"):
             return
+        table = getattr(data, "table", None)
+        if table is not None and table.several != self.several:
+            kinds = {True: "several labels", False: "one label"}
+            raise ValueError(
+                f"expected data with {kinds[self.several]} per picture, as the model was made for, but it has "
+                f"{kinds[table.several]}."
+            )
         if tuple(data.classes) != self.classes:
             raise ValueError(
                 f"expected data with the classes of the model ({', '.join(self.classes[:20])}), but it has "
@@ -163,8 +180,12 @@ class Classifier(Task):
         """Count the training pictures of each class, and load the teacher, where the loss wants them."""
         table = getattr(getattr(self.trainer, "datamodule", None), "table", None)
         if self.loss.needs_counts:
-            counts = None if table is None else np.bincount(table.labels("train"), minlength=len(self.classes)).tolist()
-            self.criterion = self._make_loss(counts)
+            if table is None:
+                raise ValueError(
+                    "expected a datamodule with a data table, whose training pictures loss.class_weights and "
+                    "loss.logit_adjustment count, but there is none."
+                )
+            self.criterion = self._make_loss(table.counts("train").tolist(), len(table.rows("train")))
         if self.loss.teacher is not None and self._teacher is None:
             self._teacher = load_teacher(self.loss.teacher, classes=self.classes)
 
@@ -211,6 +232,7 @@ class Classifier(Task):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what any reader needs to use the weights without this class, LoRA's factor included."""
         super().on_save_checkpoint(checkpoint)
+        checkpoint["vit_toolkit"]["several"] = self.several
         if self.method == "lora":
             checkpoint["vit_toolkit"]["lora_alpha"] = self.tuning.lora_alpha
 
@@ -253,12 +275,14 @@ class Classifier(Task):
         loss = self.criterion(logits, targets)
         if self._teacher is not None:
             share = self.loss.distillation_alpha
-            loss = (1 - share) * loss + share * distillation_loss(self.loss, logits, self._teacher(images))
+            loss = (1 - share) * loss + share * distillation_loss(
+                self.loss, logits, self._teacher(images), multi_label=self.several
+            )
         self.train_metrics.update(loss, logits, labels)
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Float[Tensor, "b k"]:
-        """Logits of a batch; the loss that is shown is plain cross-entropy, whatever is minimised."""
+        """Logits of a batch; the loss that is shown is plain (binary) cross-entropy, whatever is minimised."""
         return self._evaluate(batch, self.val_metrics)
 
     def test_step(self, batch: Batch, batch_idx: int) -> Float[Tensor, "b k"]:
@@ -269,9 +293,10 @@ class Classifier(Task):
         """Logits of a batch."""
         return self(batch.images).float()
 
-    def _evaluate(self, batch: Batch, metrics: StageMetrics) -> Float[Tensor, "b k"]:
+    def _evaluate(self, batch: Batch, metrics: StageMetrics | MultiLabelMetrics) -> Float[Tensor, "b k"]:
         logits = self(batch.images).float()
-        metrics.update(nn.functional.cross_entropy(logits, batch.labels), logits, batch.labels)
+        plain_loss = nn.functional.binary_cross_entropy_with_logits if self.several else nn.functional.cross_entropy
+        metrics.update(plain_loss(logits, batch.labels), logits, batch.labels)
         return logits
 
     def on_train_epoch_end(self) -> None:
@@ -286,7 +311,7 @@ class Classifier(Task):
         """Log test values."""
         self._log_epoch("test", self.test_metrics)
 
-    def _log_epoch(self, stage: str, metrics: StageMetrics) -> None:
+    def _log_epoch(self, stage: str, metrics: StageMetrics | MultiLabelMetrics) -> None:
         self.log_dict({f"{stage}_{name}": value for name, value in metrics.compute().items()})
         metrics.reset()
 
