@@ -14,7 +14,7 @@ from vit.api import check_command
 from vit.cli import main
 from vit.data import FashionMNIST, Folder, ImageDataModule
 from vit.data.audit import audit
-from vit.data.audit_report import ADVICE, preprocessing_of
+from vit.data.audit_report import ADVICE
 from vit.data.decode import decode
 
 SIDE = 64
@@ -199,9 +199,9 @@ def test_pictures_are_decoded_as_training_would(tmp_path, plant):
     results = []
     for given in options:
         source = Folder(root=str(root), **given)
-        assert preprocessing_of(source) == ImageDataModule(source).preprocessing
+        assert source.declared() == ImageDataModule(source).preprocessing
         table = source.table()
-        results.append(audit(table, preprocessing=preprocessing_of(source)))
+        results.append(audit(table, preprocessing=source.declared()))
     usual, declared = ({f.kind: f.detail for f in result.findings} for result in results)
     assert "value_range" in usual["unreadable"]
     assert "unreadable" not in declared

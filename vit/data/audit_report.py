@@ -5,7 +5,6 @@ import csv
 import io
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from vit.data.facts import look
 from vit.data.source import Source
 from vit.data.split import write_split
 from vit.data.table import SPLITS
-from vit.data.transforms import Preprocessing
 
 _SHOWN = 100
 _PICTURES = 6
@@ -63,7 +61,7 @@ def check(source: Source, *, out: str | Path = ".", write_manifest: str | Path |
     """
     table = source.table()
     started = time.monotonic()
-    result = audit(table, preprocessing=preprocessing_of(source), max_pixels=source.max_pixels, progress=_bar)
+    result = audit(table, preprocessing=source.declared(), max_pixels=source.max_pixels, progress=_bar)
     rate = len(table) / max(1e-9, time.monotonic() - started)
     folder = Path(out)
     try:
@@ -81,17 +79,6 @@ def check(source: Source, *, out: str | Path = ".", write_manifest: str | Path |
         print(f"Splits with {left_out} leaked pictures left out: {write_manifest} (use it: --data.split_file).")
     print(f"{_summary(result)} {rate:,.0f} pictures per second.")
     return result
-
-
-def preprocessing_of(source: Source) -> Preprocessing:
-    """What `ImageDataModule.preprocessing` is before a model is known, without importing Lightning."""
-    usual = Preprocessing()
-    return replace(
-        usual,
-        background=source.background or usual.background,
-        value_range=source.value_range,
-        orient=source.orient,
-    )
 
 
 def _bar(rows: Iterable[int], total: int) -> Iterator[int]:

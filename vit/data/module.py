@@ -2,7 +2,6 @@
 
 import logging
 import os
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -87,13 +86,7 @@ class ImageDataModule(LightningDataModule):
     @property
     def preprocessing(self) -> Preprocessing:
         """How pictures become tensors; what the source declares about its pictures goes first."""
-        chosen = self._preprocessing or Preprocessing()
-        return replace(
-            chosen,
-            background=self.source.background or chosen.background,
-            value_range=self.source.value_range or chosen.value_range,
-            orient=self.source.orient and chosen.orient,
-        )
+        return self.source.declared(self._preprocessing)
 
     @preprocessing.setter
     def preprocessing(self, value: Preprocessing | None) -> None:

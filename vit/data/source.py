@@ -6,7 +6,7 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +16,7 @@ from vit.data.decode import MAX_PIXELS
 from vit.data.sampler import TrainSampler
 from vit.data.split import apply_split_file, fill_splits, groups_by_pattern
 from vit.data.table import DataTable, Rows, write_table
-from vit.data.transforms import Augmentation
+from vit.data.transforms import Augmentation, Preprocessing
 
 log = logging.getLogger("vit.data")
 
@@ -164,6 +164,20 @@ class Source(ABC):
             if self.folds is not None:
                 rows.info = {**rows.info, "folds": self.folds, "fold": self.fold}
         return write_table(rows)
+
+    def declared(self, chosen: Preprocessing | None = None) -> Preprocessing:
+        """A preprocessing with what this source says about its pictures, which goes first.
+
+        Args:
+            chosen: of the model; None before one is known.
+        """
+        chosen = chosen or Preprocessing()
+        return replace(
+            chosen,
+            background=self.background or chosen.background,
+            value_range=self.value_range or chosen.value_range,
+            orient=self.orient and chosen.orient,
+        )
 
     def sampler(self, table: DataTable, *, seed: int, rank: int = 0, world: int = 1) -> TrainSampler:
         """Order of the training pictures.

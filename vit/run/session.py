@@ -186,9 +186,10 @@ def _resolve(config: Namespace) -> dict[str, str]:
         if isinstance(data.get(name), str):
             data[name] = str(Path(data[name]).expanduser().absolute())
     model = _options_of_model(config)
-    weights = model.get("weights")
-    if isinstance(weights, str) and Path(weights).expanduser().exists():
-        model.weights = str(Path(weights).expanduser().absolute())
+    for name in ("weights", "loss.teacher"):
+        named = model.get(name)
+        if isinstance(named, str) and Path(named).expanduser().exists():
+            model[name] = str(Path(named).expanduser().absolute())
     return reasons
 
 
