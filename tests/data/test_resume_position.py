@@ -119,12 +119,14 @@ def test_a_resumed_run_goes_on_with_the_next_picture(tmp_path, small):
     assert_resumes(tmp_path, small, PLACES)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="fork is Linux's")
 def test_a_resumed_run_goes_on_with_two_kept_workers(tmp_path, small):
     places = [("batch", 1), ("batch", 4), ("batch", 6), ("validation", 1), ("epoch", 1)]
     assert_resumes(tmp_path, partial(small, num_workers=2, multiprocessing_context="fork"), places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "places"),
     [

@@ -129,7 +129,12 @@ def words_for(name, pretrained, cifar, photos, imagenet, clothes):
     }[name]
 
 
-@pytest.mark.parametrize("name", config_names())
+# Those of full size take longest, and differ from the others in numbers alone.
+LONG = ("imagenet100_", "cifar10_mae", "fashion_mnist_dino")
+NAMES = [pytest.param(n, marks=pytest.mark.slow) if n.startswith(LONG) else n for n in config_names()]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_configuration_takes_two_steps_and_leaves_a_whole_run(
     name, tmp_path, pretrained, cifar, photos, imagenet, clothes
 ):

@@ -32,6 +32,7 @@ def test_seeds_give_runs_of_their_own_and_mean_and_deviation(tmp_path, tiny, cap
     assert alone.record["val"]["loss"] == losses[2], "a run does not depend on those before it"
 
 
+@pytest.mark.slow
 def test_folds_validate_every_picture_once(tiny):
     import pyarrow.parquet as pq
 
@@ -75,6 +76,7 @@ def test_a_combination_that_fails_does_not_end_the_sweep(tiny, capsys):
     assert "failed: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_optuna_searches_a_range(tmp_path, tiny):
     words = [*tiny, "--name=searched"]
     rows = sweep(words, {"model.optim.lr": ["1e-4", "1e-2"]}, trials=2)
@@ -93,6 +95,7 @@ def test_a_grid_is_read_from_words():
     assert cli.main(["sweep", "--config", "quickstart"]) == 2
 
 
+@pytest.mark.slow
 def test_the_same_from_a_notebook(tmp_path, tiny):
     values = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "limit_train_batches": 2}
     rows = api.sweep(

@@ -54,6 +54,7 @@ def words(tmp_path):
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(OBJECTIVES))
 def test_a_cut_run_goes_on_bit_for_bit(tmp_path, words, name, monkeypatch):  # C14
     args = [*words(name), "--save_every_n_steps=1", "--seed=5"]

@@ -200,6 +200,7 @@ def other_optimizers():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:It is highly recommended to have 'opt_einsum'")
 @pytest.mark.parametrize("name", other_optimizers())
 def test_every_optimizer_of_timm_moves_all_parameters_by_its_groups(name):
