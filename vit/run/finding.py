@@ -40,8 +40,7 @@ def find(options: Options) -> list[str]:
             lines.append(f"data.batch_size {size.batch_size} ({size.largest} is the largest that fitted)")
         else:
             rate = find_lr(task, data, trainer)
-            place = config.model.init_args if "class_path" in config.model else config.model
-            place["optim.lr"] = rate.lr
+            options.of_model["optim.lr"] = rate.lr
             lines.append(
                 f"model.optim.lr {rate.lr:.3g} (a tenth of where the loss was lowest, {len(rate.rates)} steps)"
             )

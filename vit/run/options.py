@@ -199,6 +199,12 @@ class Options(LightningCLI):
     def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
         """Nothing: the model has its own."""
 
+    @property
+    def of_model(self) -> Namespace:
+        """The options of the model, whether its class is named or not."""
+        model = self.config.model
+        return (model.get("init_args") or Namespace()) if "class_path" in model else model
+
     def data(self) -> LightningDataModule:
         """Make the data from the options as they are now; the pictures are scanned once.
 

@@ -8,7 +8,6 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ from vit.tasks.base import Task
 from vit.tasks.callbacks import EpochLog, Predictions, checkpoint_callbacks
 from vit.tasks.classify import Classifier
 from vit.tasks.guards import OneClass, check_directions
-from vit.tasks.options import plain
 from vit.tasks.pretrain import Pretraining
 from vit.tasks.reconstructions import Reconstructions
 
@@ -69,12 +67,12 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
     with quiet_lightning():
         # A run that goes on has chosen already.
         recipe = apply_recipe(options) if run is None else []
-        reasons = _resolve(config)
+        reasons = _resolve(options)
         recipe += find(options) if run is None else []
         seed_everything(config.seed, workers=True, verbose=False)
         if run is not None and not options.own_model:
             # The checkpoint holds all weights; what the run started from need not be there any more.
-            _options_of_model(config).weights = None
+            options.of_model.weights = None
         data, model = options.build()
         _check_monitor(config, model)
         name = config.name or _name(args, config)
@@ -145,7 +143,7 @@ def evaluate(verb: str, path: str, args: Sequence[str]) -> dict[str, Any]:
     with quiet_lightning():
         seed_everything(config.seed, workers=True, verbose=False)
         if not options.own_model:
-            _options_of_model(config).weights = None
+            options.of_model.weights = None
         data, model = options.build()
         values = _pass(options, run, split, model, data, checkpoint)
     run.update_record({split: {**values, "checkpoint": checkpoint.name, "time": now()}})
@@ -171,8 +169,9 @@ def _pass(
     return summary(logits, labels) if labels.ndim == 1 else multilabel_summary(logits, labels, data.classes)
 
 
-def _resolve(config: Namespace) -> dict[str, str]:
+def _resolve(options: Options) -> dict[str, str]:
     """Fill in the Trainer's open options and make paths absolute; says why."""
+    config = options.config
     trainer, reasons = config.trainer, {}
     if trainer.precision is None:
         trainer.precision, reasons["trainer.precision"] = choose_precision(str(trainer.accelerator))
@@ -185,17 +184,12 @@ def _resolve(config: Namespace) -> dict[str, str]:
     for name in ("root", "file", "split_file"):
         if isinstance(data.get(name), str):
             data[name] = str(Path(data[name]).expanduser().absolute())
-    model = _options_of_model(config)
+    model = options.of_model
     for name in ("weights", "loss.teacher"):
         named = model.get(name)
         if isinstance(named, str) and Path(named).expanduser().exists():
             model[name] = str(Path(named).expanduser().absolute())
     return reasons
-
-
-def _options_of_model(config: Namespace) -> Namespace:
-    """The options of the model, whether its class is named or not."""
-    return (config.model.get("init_args") or Namespace()) if "class_path" in config.model else config.model
 
 
 def _name(args: Sequence[str], config: Namespace) -> str:
@@ -286,14 +280,9 @@ def _write_start(
         write_text(run.typed, yaml.safe_dump({"command": ["vit", "fit", *args]}, sort_keys=False) + options.typed())
         run.update_record({"format": FORMAT, "name": run.path.parent.name, "started": now()})
     if isinstance(model, Task):
-        resolved = _options_of_model(options.config)
-        resolved.optim = Namespace(**plain(asdict(model.resolved.optim)))
-        resolved.schedule = Namespace(**plain(asdict(model.resolved.schedule)))
-        encoder = {k: v for k, v in model.model.config.to_dict().items() if k != "num_classes"}
-        resolved.encoder = Namespace(size=None, **encoder)
-        prepared = model.preprocessing.to_dict()
-        del prepared["image_size"]
-        resolved.preprocessing = Namespace(**prepared)
+        for name, values in model.shared_options.items():
+            options.of_model[name] = Namespace(**values)
+        options.of_model.encoder.size = None
     options.config.name = run.path.parent.name
     write_text(run.config, options.dump())
     write_text(run.plan, plan + "\n")

@@ -1,5 +1,6 @@
 """What every task shares: how its weights move, what is random in a step, what its checkpoints hold."""
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ from vit.data.batch import Batch
 from vit.data.multicrop import MultiCrop, Views
 from vit.data.sampler import mix
 from vit.data.transforms import Preprocessing
+from vit.models.normalise import Normalise
 from vit.models.vit import VisionTransformer
 from vit.tasks.accumulate import window_factor
 from vit.tasks.averaging import Averaging, live_weights_first
 from vit.tasks.guards import check_finite
 from vit.tasks.optim import Schedule, apply_to_optimizer, make_optimizer, make_schedule, parameter_groups, steps_of
+from vit.tasks.options import plain
 from vit.tasks.recipe import Resolved
 
 
@@ -26,9 +29,10 @@ class Task(LightningModule):
     Learning rates are a pure function of the optimizer step. What is random in a step (dropout, stochastic depth,
     masks) comes from (seed, epoch, batch, process), so that a run which goes on equals one that was never cut.
 
-    A task sets `seed`, `resolved` and `preprocessing`, and names its `model`.
+    A task sets `net`, `seed`, `resolved` and `preprocessing`.
 
     Attributes:
+        net: the model behind its normalisation.
         seed: of what is random in a step.
         resolved: optimizer and schedule without open values.
         preprocessing: how pictures become tensors.
@@ -38,6 +42,7 @@ class Task(LightningModule):
         views: views of each training picture; None for one.
     """
 
+    net: Normalise
     seed: int
     resolved: Resolved
     preprocessing: Preprocessing
@@ -51,7 +56,9 @@ class Task(LightningModule):
     @property
     def model(self) -> VisionTransformer:
         """The bare model, on normalised floats."""
-        raise NotImplementedError
+        model = self.net.model
+        assert isinstance(model, VisionTransformer)
+        return model
 
     @property
     def trained(self) -> VisionTransformer:
@@ -67,6 +74,20 @@ class Task(LightningModule):
     def monitors(self) -> dict[str, str]:
         """The values that may choose the best checkpoint, with their direction; the first does where none is named."""
         return {"val_loss": "min"}
+
+    @property
+    def shared_options(self) -> dict[str, Any]:
+        """The options that all tasks have but the seed, as they came out: plain values, from which they are rebuilt."""
+        return {
+            "encoder": {k: v for k, v in self.model.config.to_dict().items() if k != "num_classes"},
+            "optim": plain(asdict(self.resolved.optim)),
+            "schedule": plain(asdict(self.resolved.schedule)),
+            "preprocessing": {k: v for k, v in self.preprocessing.to_dict().items() if k != "image_size"},
+        }
+
+    def keep_options(self, **values: Any) -> None:
+        """Add plain values to the hyper-parameters: a checkpoint neither runs code nor misses what it was made of."""
+        self.save_hyperparameters(values, logger=False)
 
     def setup(self, stage: str) -> None:
         """Give the datamodule the preprocessing of the model, and the views that it learns from."""
@@ -114,7 +135,7 @@ class Task(LightningModule):
         assert o.lr is not None
         assert o.weight_decay is not None
         assert o.layer_decay is not None
-        return parameter_groups(self.model, lr=o.lr, weight_decay=o.weight_decay, layer_decay=o.layer_decay)
+        return parameter_groups(self.trained, lr=o.lr, weight_decay=o.weight_decay, layer_decay=o.layer_decay)
 
     def on_train_start(self) -> None:
         """After a checkpoint was read: what is configured now wins over what the optimizer remembers."""

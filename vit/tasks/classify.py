@@ -15,7 +15,6 @@ from vit.evaluate.metrics import StageMetrics
 from vit.evaluate.multilabel import MultiLabelMetrics
 from vit.evaluate.probe import Features
 from vit.models.normalise import Normalise
-from vit.models.vit import VisionTransformer
 from vit.tasks.base import Task
 from vit.tasks.distill import Teacher, distillation_loss, load_teacher
 from vit.tasks.headstart import split_features, start_head, store_features
@@ -102,14 +101,16 @@ class Classifier(Task):
         kind: type[StageMetrics | MultiLabelMetrics] = MultiLabelMetrics if several else StageMetrics
         self.train_metrics, self.val_metrics, self.test_metrics = (kind(len(self.classes)) for _ in range(3))
         self.train(True)
-        self._save_plain_hyperparameters()
-
-    @property
-    def model(self) -> VisionTransformer:
-        """The bare model, on normalised floats."""
-        model = self.net.model
-        assert isinstance(model, VisionTransformer)
-        return model
+        self.keep_options(
+            **self.shared_options,
+            classes=list(self.classes),
+            method=method,
+            tuning=plain(asdict(self.tuning)),
+            loss=plain(asdict(self.loss)),
+            mixing=asdict(self.mixing),
+            several=several,
+            seed=seed,
+        )
 
     @property
     def aim(self) -> str:
@@ -123,25 +124,6 @@ class Classifier(Task):
             return {"val_map": "max", "val_f1": "max", "val_micro_f1": "max", "val_loss": "min"}
         values = {"val_acc": "max", "val_balanced_acc": "max", "val_loss": "min"}
         return values | ({"val_top5": "max"} if len(self.classes) > 5 else {})
-
-    def _save_plain_hyperparameters(self) -> None:
-        # Plain values only, and all that is needed to rebuild: a checkpoint neither runs code nor misses its weights.
-        prepared = self.preprocessing.to_dict()
-        del prepared["image_size"]
-        values = {
-            "classes": list(self.classes),
-            "encoder": {k: v for k, v in self.model.config.to_dict().items() if k != "num_classes"},
-            "method": self.method,
-            "tuning": plain(asdict(self.tuning)),
-            "optim": plain(asdict(self.resolved.optim)),
-            "schedule": plain(asdict(self.resolved.schedule)),
-            "loss": plain(asdict(self.loss)),
-            "mixing": asdict(self.mixing),
-            "preprocessing": prepared,
-            "several": self.several,
-            "seed": self.seed,
-        }
-        self.save_hyperparameters(values, logger=False)
 
     def _make_loss(self, counts: Sequence[int] | None, pictures: int | None = None) -> Loss:
         return make_loss(

@@ -1,6 +1,5 @@
 """What all pre-training objectives share: an encoder without a head, a loss of pictures alone, fixed draws."""
 
-from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +13,9 @@ from vit.models.config import ViTConfig
 from vit.models.normalise import Normalise
 from vit.models.vit import EMBEDDINGS, VisionTransformer, trunc_normal
 from vit.tasks.base import Task
-from vit.tasks.optim import OptimConfig, ScheduleConfig, parameter_groups
-from vit.tasks.options import EncoderOptions, PreprocessingOptions, given, plain, rebuilt
-from vit.tasks.recipe import Resolved
+from vit.tasks.optim import OptimConfig, ScheduleConfig
+from vit.tasks.options import EncoderOptions, PreprocessingOptions, given, rebuilt
+from vit.tasks.recipe import fill
 from vit.tasks.start import start_from
 from vit.tasks.targets import statistics, to_images, to_patches
 
@@ -74,25 +73,18 @@ class Pretraining(Task):
         self.pictures_every, self.seed, self.weights = pictures_every, seed, weights
         start = start_from(given(encoder), weights, (), given(preprocessing))
         self.weights_report, self.preprocessing = start.notes, start.preprocessing
-        self.resolved = _resolve(rebuilt(OptimConfig, optim), rebuilt(ScheduleConfig, schedule))
+        # AdamW's rates of pre-training for small batches, every layer at one rate.
+        values = {"lr": 1e-3, "weight_decay": 0.05, "layer_decay": 1.0, "clip": 1.0}
+        self.resolved = fill(
+            rebuilt(OptimConfig, optim),
+            rebuilt(ScheduleConfig, schedule),
+            values,
+            dict.fromkeys(values, "pre-training"),
+        )
         self.net = Normalise(start.model, mean=self.preprocessing.mean, std=self.preprocessing.std)
         self._train_loss, self._val_loss = MeanLoss(), MeanLoss()
         self.train(True)
-        self.keep_options(
-            encoder={k: v for k, v in self.model.config.to_dict().items() if k != "num_classes"},
-            optim=plain(asdict(self.resolved.optim)),
-            schedule=plain(asdict(self.resolved.schedule)),
-            preprocessing={k: v for k, v in self.preprocessing.to_dict().items() if k != "image_size"},
-            pictures_every=pictures_every,
-            seed=seed,
-        )
-
-    @property
-    def model(self) -> VisionTransformer:
-        """The bare encoder, on normalised floats."""
-        model = self.net.model
-        assert isinstance(model, VisionTransformer)
-        return model
+        self.keep_options(**self.shared_options, pictures_every=pictures_every, seed=seed)
 
     @property
     def aim(self) -> str:
@@ -103,10 +95,6 @@ class Pretraining(Task):
     def config(self) -> ViTConfig:
         """Of the encoder."""
         return self.model.config
-
-    def keep_options(self, **values: Any) -> None:
-        """Add plain values, from which a checkpoint rebuilds the task, to its hyper-parameters."""
-        self.save_hyperparameters(values, logger=False)
 
     @property
     def draws_per_patch(self) -> int:
@@ -170,10 +158,7 @@ class Pretraining(Task):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The encoder's groups, then all other trainable parameters, which learn at the rate of the last layer."""
         o = self.resolved.optim
-        assert o.lr is not None
-        assert o.weight_decay is not None
-        assert o.layer_decay is not None
-        groups = parameter_groups(self.trained, lr=o.lr, weight_decay=o.weight_decay, layer_decay=o.layer_decay)
+        groups = super().parameter_groups()
         inside = {id(p) for p in self.trained.parameters()}
         others = [(n, p) for n, p in self.named_parameters() if p.requires_grad and id(p) not in inside]
         exempt = [p for n, p in others if VisionTransformer.no_weight_decay(n, p)]
@@ -263,13 +248,3 @@ def freeze_pooling(model: VisionTransformer) -> None:
     """Leave attention pooling as it is, in an objective of single patches that does not use it."""
     if model.attn_pool is not None:
         model.attn_pool.requires_grad_(False)
-
-
-def _resolve(optim: OptimConfig, schedule: ScheduleConfig) -> Resolved:
-    """Fill in what is `None`: AdamW's rates of pre-training for small batches, every layer at one rate."""
-    wanted: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.05, "layer_decay": 1.0, "clip": 1.0}
-    left = {name: value for name, value in wanted.items() if getattr(optim, name) is None}
-    reasons = {f"optim.{name}": "pre-training" for name in left}
-    if schedule.warmup is None:
-        schedule, reasons["schedule.warmup"] = replace(schedule, warmup=0.1), "a tenth of all steps"
-    return Resolved(replace(optim, **left), schedule, reasons)

@@ -1,5 +1,6 @@
 """What is chosen where the user chose nothing, each value with its reason."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -39,11 +40,21 @@ def resolve(optim: OptimConfig, schedule: ScheduleConfig, *, pretrained: bool, m
         lr, decay, layers, why = 3e-4, 0.05, 0.75, "fine-tuning pre-trained weights"
     else:
         lr, decay, layers, why = 1e-3, 0.05, 1.0, "training from scratch"
-    wanted: dict[str, Any] = {"lr": lr, "weight_decay": decay, "layer_decay": layers, "clip": 1.0}
-    open_values = {name: value for name, value in wanted.items() if getattr(optim, name) is None}
-    reasons = {f"optim.{name}": why for name in open_values}
-    if "clip" in open_values:
-        reasons["optim.clip"] = "as in the ViT paper, section 4.1"
+    values = {"lr": lr, "weight_decay": decay, "layer_decay": layers, "clip": 1.0}
+    return fill(optim, schedule, values, {**dict.fromkeys(values, why), "clip": "as in the ViT paper, section 4.1"})
+
+
+def fill(optim: OptimConfig, schedule: ScheduleConfig, values: Mapping[str, float], why: Mapping[str, str]) -> Resolved:
+    """Put values in the place of what is `None`.
+
+    Args:
+        optim: as typed.
+        schedule: as typed; its warm-up becomes a tenth of all steps.
+        values: of the optimizer.
+        why: the reason for each of them.
+    """
+    open_values: dict[str, Any] = {name: value for name, value in values.items() if getattr(optim, name) is None}
+    reasons = {f"optim.{name}": why[name] for name in open_values}
     if schedule.warmup is None:
         schedule = replace(schedule, warmup=0.1)
         reasons["schedule.warmup"] = "a tenth of all steps"
