@@ -33,8 +33,7 @@ def fit(
     """
     from vit.run import session
 
-    words = [] if config is None else ["--config", str(config)]
-    return session.fit(words + _words(changes), dry_run=dry_run, resume=None if resume is None else str(resume))
+    return session.fit(_given(config, changes), dry_run=dry_run, resume=None if resume is None else str(resume))
 
 
 def fit_many(
@@ -53,8 +52,7 @@ def fit_many(
     """
     from vit.run import many
 
-    words = [] if config is None else ["--config", str(config)]
-    return many.fit_many(words + _words(changes), seeds=seeds, folds=folds)
+    return many.fit_many(_given(config, changes), seeds=seeds, folds=folds)
 
 
 def sweep(
@@ -76,8 +74,7 @@ def sweep(
     """
     from vit.run import sweep as sweeps
 
-    words = [] if config is None else ["--config", str(config)]
-    return sweeps.sweep(words + _words(changes), grid, trials=trials)
+    return sweeps.sweep(_given(config, changes), grid, trials=trials)
 
 
 def validate(run: str | Path | RunFolder, **changes: Any) -> dict[str, Any]:
@@ -114,6 +111,11 @@ def load(run: str | Path | RunFolder) -> Any:
 
 def _path(run: str | Path | RunFolder) -> str:
     return str(run.path if isinstance(run, RunFolder) else run)
+
+
+def _given(config: str | Path | None, changes: dict[str, Any]) -> list[str]:
+    """A configuration and changes to it as words of a command line."""
+    return ([] if config is None else ["--config", str(config)]) + _words(changes)
 
 
 def _words(changes: dict[str, Any], prefix: str = "") -> list[str]:
@@ -194,21 +196,13 @@ def predict_command(words: Sequence[str]) -> int:
 
 def check_command(words: Sequence[str]) -> int:
     """`vit check ROOT`, or `vit check --data SOURCE --data.OPTION VALUE ...`."""
-    from jsonargparse import ArgumentParser
-
     from vit.data import Source
     from vit.data.audit_report import check
-    from vit.run.messages import plain_message
-    from vit.run.options import data_sources
-
-    class Parser(ArgumentParser):
-        def error(self, message: str, ex: Exception | None = None) -> Any:
-            names = [name.lstrip("-") for action in self._actions for name in action.option_strings]
-            raise ValueError(plain_message(message, names, data_sources())) from None
+    from vit.run.options import PlainErrors
 
     rooted = bool(words) and not words[0].startswith("-")
     given = ["--data=Folder", f"--data.root={words[0]}", *words[1:]] if rooted else list(words)
-    parser = Parser(
+    parser = PlainErrors(
         prog="vit check",
         usage="vit check ROOT [--out FOLDER] [--write_split FILE], or vit check --data SOURCE --data.OPTION VALUE ...",
         description="Decode every picture once and report what is wrong. Exit code 1 when there are errors.",

@@ -9,8 +9,8 @@ import torch
 
 from vit import api, cli
 from vit.run import session
-from vit.run.many import fit_many, read_grid
-from vit.run.sweep import sweep
+from vit.run.many import fit_many
+from vit.run.sweep import read_grid, sweep
 
 
 @pytest.fixture
@@ -40,6 +40,13 @@ def test_folds_validate_every_picture_once(tiny):
     seen = [set(pq.read_table(run.predictions("val"))["path"].to_pylist()) for run in runs]
     assert not seen[0] & seen[1]
     assert len(seen[0] | seen[1]) == 1797
+
+
+def test_the_first_seed_is_that_of_the_options_also_in_a_file(tmp_path, tiny):
+    file = tmp_path / "own.yaml"
+    file.write_text("seed: 5\n")
+    runs = fit_many([*tiny, f"--config={file}", "--trainer.limit_train_batches=1"], seeds=2)
+    assert [run.record["seeds"]["run"] for run in runs] == [5, 6]
 
 
 @pytest.mark.parametrize("words", [["--seeds=0"], ["--folds=1"], ["--seeds=2", "--resume=x"], ["--seeds=many"]])
@@ -74,6 +81,11 @@ def test_a_combination_that_fails_does_not_end_the_sweep(tiny, capsys):
     assert rows[1]["val_acc"] is None
     assert "patch size 5" in rows[1]["trouble"]
     assert "failed: " in capsys.readouterr().out
+
+
+def test_a_sweep_of_a_task_without_accuracy_is_refused(capsys):
+    assert cli.main(["sweep", "--data=Digits", "--model=MAE", "--grid", "seed=[0,1]"]) == 2
+    assert "expected classification for vit sweep" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,14 +1,13 @@
 """Several runs as one: other seeds, cross-validation folds, and what they say together."""
 
 import json
-import re
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from vit.run import session
 from vit.run.folder import RunFolder, write_text
+from vit.run.options import Options
 from vit.run.record import now
 from vit.run.screen import as_typed
 
@@ -37,7 +36,7 @@ def fit_many(
     if dry_run:
         session.fit(args, dry_run=True)
         return []
-    first = int(_value_of(args, "seed") or 0)
+    first = Options("fit", args).config.seed
     runs = []
     for fold in range(folds or 1):
         split = [] if folds is None else [f"--data.folds={folds}", f"--data.fold={fold}"]
@@ -85,50 +84,3 @@ def lines_of(summary: dict[str, Any]) -> list[str]:
         sd = "" if value["sd"] is None else f" ± {value['sd']:.4f} (sd over runs)"
         lines.append(f"  {name} {value['mean']:.4f}{sd}")
     return lines
-
-
-def _value_of(args: Sequence[str], name: str) -> str | None:
-    """The last value of an option among words."""
-    found = None
-    for word, following in zip(args, [*args[1:], ""], strict=True):
-        option, equals, value = word.partition("=")
-        if option == f"--{name}":
-            found = value if equals else following
-    return found
-
-
-def read_grid(words: Sequence[str]) -> dict[str, list[str]]:
-    """Options and their values from words such as `model.optim.lr=[1e-4,3e-4]`.
-
-    Raises:
-        ValueError: a word of another form, an option twice, or no values.
-    """
-    grid: dict[str, list[str]] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        found = re.fullmatch(r"\[(.+)\]", text.strip())
-        values = [] if found is None else _parts(found[1])
-        if not equals or not values or name.lstrip("-") in grid:
-            raise ValueError(
-                f"expected each option once behind --grid, as NAME=[VALUE,VALUE], but got {word!r}; "
-                "for example --grid model.optim.lr=[1e-4,3e-4] data.batch_size=[32,64]"
-            )
-        grid[name.lstrip("-")] = values
-    return grid
-
-
-def _parts(text: str) -> list[str]:
-    """Values between commas that stand in no bracket."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "[{(") - (letter in "]})")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts if part.strip()]
-
-
-def folder_of(config: Any, name: str) -> Path:
-    """The folder of all runs of a name."""
-    return Path(config.trainer.default_root_dir).expanduser().absolute() / name

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -51,11 +51,8 @@ OBJECTIVES: dict[str, type[Pretraining]] = {cls.__name__: cls for cls in (Masked
 """Objectives of pre-training, which `--model` takes by name."""
 
 
-class Parser(LightningArgumentParser):
-    """Lightning's parser, whose errors are one message each instead of the usage of 150 options."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, default_env=True, **kwargs)
+class PlainErrors(ArgumentParser):
+    """A parser whose errors are one message each instead of the usage of 150 options."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise the message, with the nearest right name where a name is wrong."""
@@ -64,6 +61,13 @@ class Parser(LightningArgumentParser):
     def _names(self) -> list[str]:
         options = [name for action in self._actions for name in action.option_strings]
         return [name.lstrip("-") for name in options if name.startswith("--") and not name.endswith(".help")]
+
+
+class Parser(PlainErrors, LightningArgumentParser):
+    """Lightning's parser with plain errors."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, default_env=True, **kwargs)
 
 
 def data_sources() -> dict[str, type]:

@@ -5,6 +5,7 @@ import csv
 import io
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,9 @@ from typing import Any
 from vit.data.module import ImageDataModule
 from vit.run import session
 from vit.run.folder import RunFolder, write_text
-from vit.run.many import folder_of, read_grid
 from vit.run.options import Options
 from vit.run.screen import as_typed
 from vit.tasks.auto import paper_rates
-
-_HIGHER = {"val_loss": False}
 
 
 def sweep(
@@ -38,21 +36,26 @@ def sweep(
         A row per run, the best first: the values, the monitored val value, the run. Also in `sweep.csv`.
 
     Raises:
-        ValueError: an empty grid, or bad options.
+        ValueError: an empty grid, a task other than classification, or bad options.
     """
     options = Options("fit", args)
     config = options.config
+    if options.pretraining or options.own_model:
+        raise ValueError(
+            "expected classification for vit sweep, since the accuracy on val pictures ranks its runs, but the model "
+            f"is {config.model.class_path.rpartition('.')[2]}. Start its runs with vit fit and compare their records."
+        )
+    data = options.data()
     if not grid and config.recipe == "paper":
-        data = options.data()
         assert isinstance(data, ImageDataModule)
         grid = {"model.optim.lr": list(paper_rates(len(data.table.rows("train"))))}
     if not grid:
         raise ValueError("expected --grid NAME=[VALUE,VALUE] with the values to try, but there is none.")
     name = config.name or "sweep"
-    folder = folder_of(config, name)
-    data = options.data()
+    folder = Path(config.trainer.default_root_dir).expanduser().absolute() / name
     several = isinstance(data, ImageDataModule) and data.table.several
     monitor = config.monitor or ("val_map" if several else "val_acc")
+    higher = monitor != "val_loss"
     state = _State(folder / "sweep.json", args)
 
     def attempt(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,8 +79,8 @@ def sweep(
     if trials is None:
         rows = [attempt(dict(zip(grid, values, strict=True))) for values in itertools.product(*grid.values())]
     else:
-        rows = _search(attempt, grid, trials, monitor, folder)
-    return _report(rows, monitor, folder)
+        rows = _search(attempt, grid, trials, monitor, higher_is_better=higher)
+    return _report(rows, monitor, folder, higher_is_better=higher)
 
 
 class _State:
@@ -114,7 +117,8 @@ def _search(
     grid: Mapping[str, Sequence[Any]],
     trials: int,
     monitor: str,
-    folder: Path,
+    *,
+    higher_is_better: bool,
 ) -> list[dict[str, Any]]:
     try:
         import optuna
@@ -123,7 +127,6 @@ def _search(
             "expected Optuna for --trials, but it is not installed: pip install 'vit-toolkit[hpo]'"
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    folder.mkdir(parents=True, exist_ok=True)
     rows = []
 
     def one(trial: Any) -> float:
@@ -133,7 +136,7 @@ def _search(
             raise optuna.TrialPruned
         return float(row[monitor])
 
-    direction: Any = "maximize" if _HIGHER.get(monitor, True) else "minimize"
+    direction: Any = "maximize" if higher_is_better else "minimize"
     # With a fixed seed a search that goes on draws the same values again, and finds their runs done.
     study = optuna.create_study(direction=direction, sampler=optuna.samplers.TPESampler(seed=0))
     study.optimize(one, n_trials=trials)
@@ -153,8 +156,8 @@ def _draw(trial: Any, option: str, values: Sequence[Any]) -> Any:
     return trial.suggest_categorical(option, [str(value) for value in values])
 
 
-def _report(rows: list[dict[str, Any]], monitor: str, folder: Path) -> list[dict[str, Any]]:
-    sign = -1 if _HIGHER.get(monitor, True) else 1
+def _report(rows: list[dict[str, Any]], monitor: str, folder: Path, *, higher_is_better: bool) -> list[dict[str, Any]]:
+    sign = -1 if higher_is_better else 1
     ranked = sorted(rows, key=lambda row: (row[monitor] is None, sign * (row[monitor] or 0.0)))
     text = io.StringIO()
     writer = csv.DictWriter(text, list(ranked[0]), lineterminator="\n")
@@ -176,6 +179,38 @@ def _report(rows: list[dict[str, Any]], monitor: str, folder: Path) -> list[dict
 
 def _cell(value: Any) -> str:
     return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def read_grid(words: Sequence[str]) -> dict[str, list[str]]:
+    """Options and their values from words such as `model.optim.lr=[1e-4,3e-4]`.
+
+    Raises:
+        ValueError: a word of another form, an option twice, or no values.
+    """
+    grid: dict[str, list[str]] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        found = re.fullmatch(r"\[(.+)\]", text.strip())
+        values = [] if found is None else _parts(found[1])
+        if not equals or not values or name.lstrip("-") in grid:
+            raise ValueError(
+                f"expected each option once behind --grid, as NAME=[VALUE,VALUE], but got {word!r}; "
+                "for example --grid model.optim.lr=[1e-4,3e-4] data.batch_size=[32,64]"
+            )
+        grid[name.lstrip("-")] = values
+    return grid
+
+
+def _parts(text: str) -> list[str]:
+    """Values between commas that stand in no bracket."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{(") - (letter in "]})")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
 
 
 def command(words: Sequence[str]) -> int:
