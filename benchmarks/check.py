@@ -10,7 +10,6 @@ Run: python benchmarks/check.py        Writes docs/records/check.json.
 import argparse
 import contextlib
 import io
-import json
 import multiprocessing
 import os
 import tempfile
@@ -22,12 +21,12 @@ from typing import Any
 
 from input_pipeline import make_files
 from PIL import Image
+from records import keep
 
 from vit.data import Folder
 from vit.data.audit_report import check
 from vit.data.source import available_cores
 
-ROOT = Path(__file__).resolve().parents[1]
 SIZES = {(64, 64): 2000, (500, 375): 600, (1600, 1200): 80}
 
 
@@ -90,13 +89,8 @@ def main() -> None:
             record["sizes"][f"{width}x{height}"] = result
             print(f"{width} x {height}, {result['files']} files: {result['per_second']} pictures per second")
             print(f"    vit check over: {result['vit_over']}", flush=True)
-    if arguments.dry_run:
-        return
-    from vit.run.record import environment
-
-    record["environment"] = environment()
-    text = json.dumps(record, indent=2) + "\n"
-    (ROOT / "docs" / "records" / "check.json").write_text(text, encoding="utf-8")
+    if not arguments.dry_run:
+        keep("check", record)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ NAME=RUN adds other weights, such as mae=outputs/fashion_mnist_mae/1.
 """
 
 import csv
-import json
 import random
 import sys
 import tempfile
@@ -16,12 +15,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from records import keep, read
+
 from vit.data import Digits
 from vit.run import session
-from vit.run.record import environment
 
-ROOT = Path(__file__).resolve().parents[1]
-RECORD = ROOT / "docs" / "records" / "few_shot.json"
 STEPS, SEEDS, SIZES = 200, (0, 1, 2), (10, 30, 100)
 ENCODER = {"image_size": 28, "patch_size": 7, "width": 96, "depth": 6, "heads": 3, "init_std": 0.1}
 OPTIONS = [
@@ -74,7 +72,7 @@ def main(more: list[str]) -> None:
     """Print the table and keep the record."""
     starts: dict[str, str | None] = {"scratch": None, "supervised": "fashion_mnist_28"}
     starts |= dict(word.split("=", 1) for word in more)
-    rows = json.loads(RECORD.read_text())["rows"] if RECORD.exists() else []
+    rows = (read("few_shot") or {"rows": []})["rows"]
     done = {(row["start"], row["per_class"], row["seed"]) for row in rows}
     with tempfile.TemporaryDirectory() as name:
         for per_class in SIZES:
@@ -83,8 +81,7 @@ def main(more: list[str]) -> None:
                     if (start, per_class, seed) in done:
                         continue
                     rows.append(one(start, weights, per_class, seed, Path(name)))
-                    record = {"steps": STEPS, "rows": rows, "environment": environment()}
-                    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+                    keep("few_shot", {"steps": STEPS, "rows": rows})
     for per_class in SIZES:
         for start in dict.fromkeys(row["start"] for row in rows):
             found = [row["acc"] for row in rows if (row["start"], row["per_class"]) == (start, per_class)]

@@ -14,13 +14,13 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from records import keep
 from torch.utils.data import DataLoader, Dataset
 
 from vit.data.folder import Folder, scan_folder
 from vit.data.split import fill_splits
 from vit.data.table import UNASSIGNED, DataTable, Rows, write_table
 
-ROOT = Path(__file__).resolve().parents[1]
 CLASSES = 1000
 PICTURES = 100_000
 MB = 1e6
@@ -157,17 +157,7 @@ def main() -> None:
         del table["file"]
         print(json.dumps(table, indent=2))
     print("workers", json.dumps(workers, indent=2))
-    from vit.run.record import environment
-
-    record = {
-        "scanning": scan,
-        "table": large,
-        "large_table": huge,
-        "workers": workers,
-        "environment": environment(),
-    }
-    text = json.dumps(record, indent=2) + "\n"
-    (ROOT / "docs" / "records" / "index.json").write_text(text, encoding="utf-8")
+    keep("index", {"scanning": scan, "table": large, "large_table": huge, "workers": workers})
 
 
 if __name__ == "__main__":

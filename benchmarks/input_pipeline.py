@@ -8,7 +8,6 @@ Run: python benchmarks/input_pipeline.py        Writes docs/records/input_pipeli
 """
 
 import argparse
-import json
 import os
 import tempfile
 import time
@@ -21,12 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from records import keep
 from sklearn.datasets import load_sample_images
 from torch.utils.data import DataLoader
 
 from vit.data import Folder, ImageDataModule, Preprocessing
 
-ROOT = Path(__file__).resolve().parents[1]
 SIZES = {(500, 375): (256, 1.6), (1600, 1200): (64, 2.0), (4000, 3000): (16, 4.5)}
 CACHED = "vit, disk cache"
 CACHE_TARGETS = {(4000, 3000): 20.0}
@@ -144,13 +143,8 @@ def main() -> None:
             }
             print(f"{width} x {height}, {kilobytes:.0f} kB: {result['per_second']} pictures per second")
             print(f"    over timm: {result['over_timm']}, targets {targets}", flush=True)
-    if arguments.dry_run:
-        return
-    from vit.run.record import environment
-
-    record["environment"] = environment()
-    text = json.dumps(record, indent=2) + "\n"
-    (ROOT / "docs" / "records" / "input_pipeline.json").write_text(text, encoding="utf-8")
+    if not arguments.dry_run:
+        keep("input_pipeline", record)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,17 @@ The folder holds the four IDX files, as Debian's package dataset-fashion-mnist i
 """
 
 import gzip
-import json
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from records import keep
 
 import vit
 from vit.models.weights import load_weights
 
-ROOT = Path(__file__).resolve().parents[1]
 DEBIAN = "/usr/share/datasets/fashion-mnist"
 NAMES = ["t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"]
 PER_CLASS = {"train": 200, "val": 50, "test": 200}
@@ -83,8 +82,7 @@ def main(weights: str, source: str = DEBIAN) -> None:
         "pictures_per_class": PER_CLASS,
         "environment": run.record["environment"],
     }
-    text = json.dumps(record, indent=2) + "\n"
-    (ROOT / "docs" / "records" / "pretrained.json").write_text(text, encoding="utf-8")
+    keep("pretrained", record)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from statistics import mean, stdev
 
-ROOT = Path(__file__).resolve().parents[1]
+from records import keep, published
+
 VIT = [sys.executable, "-m", "vit.cli"]
 
 
@@ -31,13 +32,8 @@ def main() -> None:
     accuracies = []
     for seed in (0, 1, 2):
         folder, seconds = run(seed, outputs)
-        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        record["wall_seconds_fit_and_test"] = round(seconds, 1)
-        # The record is published: paths of this machine say nothing to anyone else.
-        del record["config"]["trainer"]["default_root_dir"]
-        record["data"] = {k: v for k, v in record["data"].items() if k not in ("root", "table")}
-        target = ROOT / "docs" / "records" / f"quickstart-{seed}.json"
-        target.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        record = published(json.loads((folder / "run.json").read_text(encoding="utf-8")))
+        keep(f"quickstart-{seed}", {**record, "wall_seconds_fit_and_test": round(seconds, 1)})
         accuracies.append(record["test"]["acc"])
         pictures = record["test"]["pictures"]
         print(f"seed {seed}: test accuracy {accuracies[-1]:.4f} on {pictures} digits, {seconds:.0f} s", flush=True)

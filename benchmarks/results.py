@@ -4,18 +4,10 @@ Run: python benchmarks/results.py
 """
 
 import json
-from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RECORDS = ROOT / "docs" / "records"
-
-
-def read(name: str) -> dict[str, Any] | None:
-    """A record; None where it was not measured yet."""
-    path = RECORDS / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+from records import RECORDS, ROOT, read
 
 
 def digits(config: str) -> list[str]:
@@ -68,8 +60,10 @@ def few_shot() -> list[str]:
     told = (
         f"Test accuracy on all other digits, mean ± sd over {len({row['seed'] for row in rows})} seeds, "
         f"{record['steps']} steps of 32 for every run, the same options for all. `supervised` are the weights that "
-        "ship; the others were pre-trained on the same pictures of clothing without labels."
+        "ship."
     )
+    if others := [start for start in starts if start not in ("scratch", "supervised")]:
+        told += f" Without labels, on the same pictures of clothing: {', '.join(others)}."
     return [told, "", *lines, "", machine(record)]
 
 
@@ -99,14 +93,17 @@ def index() -> list[str]:
     scan = record["scanning"]
     lines = [
         f"Scanning {scan['files']:,} files takes {scan['vit_over_torchvision']:.2f} times torchvision's `ImageFolder` "
-        f"({scan['seconds']['vit']:.2f} s)."
+        f"({scan['seconds']['vit']:.2f} s).",
+        "",
+        "| rows of a table | built in | bytes a row beyond its path | while it is built | file |",
+        "|---|---|---|---|---|",
     ]
     for name in ("table", "large_table"):
-        shown = ", ".join(f"{key.replace('_', ' ')} {value:,}" for key, value in record[name].items())
-        lines.append(f"A table: {shown}.")
-    for context, told in record["workers"].items():
-        lines.append(f"A worker ({context}): {told['more_than_for_10_rows_mb']} MB more than with 10 rows.")
-    return [*lines, "", machine(record)]
+        t = record[name]
+        then, peak = t["then_bytes_per_row_beyond_path"], t["peak_bytes_per_row_beyond_path"]
+        lines.append(f"| {t['rows']:,} | {t['seconds']:.0f} s | {then:.0f} | {peak:.0f} | {t['file_mb']:,.0f} MB |")
+    more = ", ".join(f"{abs(t['more_than_for_10_rows_mb']):.1f} MB ({c})" for c, t in record["workers"].items())
+    return [*lines, "", f"A worker with 1.3 million rows differs from one with 10 rows by {more}. {machine(record)}"]
 
 
 def checking() -> list[str]:

@@ -4,14 +4,13 @@ Run: python benchmarks/ship.py outputs/fashion_mnist_pretrain/1        Writes vi
 The run must have been tested: vit test outputs/fashion_mnist_pretrain/1
 """
 
-import json
 import sys
-from pathlib import Path
+
+from records import ROOT, keep, published
 
 from vit.models.artifact import CARD, WEIGHTS, load_model, save_model
 from vit.run.folder import open_run_folder
 
-ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "vit" / "pretrained" / "fashion_mnist_28"
 
 CARD_TEXT = """# fashion_mnist_28
@@ -35,19 +34,12 @@ Data: Xiao, Rasul, Vollgraf, "Fashion-MNIST" (2017), MIT licence. Weights: Apach
 def main(path: str) -> None:
     """Write the folder."""
     run = open_run_folder(path)
-    record = run.record
+    record = published(run.record)
     model, info = load_model(run.model)
     provenance = {"config": "fashion_mnist_pretrain", "test_acc": record["test"]["acc"]}
     save_model(TARGET, model.half(), classes=info.classes, preprocessing=info.preprocessing, provenance=provenance)
-    # The record is published: paths of one machine say nothing to anyone else.
-    for place in (record["config"]["trainer"], record["config"]["data"]["init_args"]):
-        for name in ("default_root_dir", "root"):
-            place.pop(name, None)
-    record["data"] = {k: v for k, v in record["data"].items() if k not in ("root", "table")}
-    text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-    (TARGET / "run.json").write_text(text, encoding="utf-8")
-    (ROOT / "docs" / "records" / "shipped.json").write_text(text, encoding="utf-8")
-    c, low_high = model.config, [100 * v for v in record["test"]["acc_95"]]
+    (TARGET / "run.json").write_text(keep("shipped", record), encoding="utf-8")
+    c, (low, high) = model.config, (100 * v for v in record["test"]["acc_95"])
     card = CARD_TEXT.format(
         parameters=sum(p.numel() for p in model.parameters()),
         size=(TARGET / WEIGHTS).stat().st_size / 1e6,
@@ -57,8 +49,8 @@ def main(path: str) -> None:
         depth=c.depth,
         val=record["data"]["pictures"]["val"],
         acc=100 * record["test"]["acc"],
-        low=low_high[0],
-        high=low_high[1],
+        low=low,
+        high=high,
     )
     (TARGET / CARD).write_text(card, encoding="utf-8")
     print(card)

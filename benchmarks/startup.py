@@ -3,14 +3,14 @@
 Run: python benchmarks/startup.py        Writes docs/records/startup.json.
 """
 
-import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 from statistics import median
 
-ROOT = Path(__file__).resolve().parents[1]
+from records import keep
+
 COMMANDS = {
     "python": [sys.executable, "-c", "pass"],
     "import vit": [sys.executable, "-c", "import vit"],
@@ -34,11 +34,7 @@ def main() -> None:
     for name, value in seconds.items():
         print(f"{name:<30} {value:7.3f} s")
     print(f"vit fit --help / import lightning.pytorch.cli: {ratio:.3f}")
-    from vit.run.record import environment
-
-    record = {"seconds": seconds, "help_over_import": ratio, "runs": 5, "environment": environment()}
-    text = json.dumps(record, indent=2) + "\n"
-    (ROOT / "docs" / "records" / "startup.json").write_text(text, encoding="utf-8")
+    keep("startup", {"seconds": seconds, "help_over_import": ratio, "runs": 5})
 
 
 if __name__ == "__main__":
