@@ -6,8 +6,8 @@ import pytest
 
 from vit.tasks.auto import Facts, Start, auto, paper, paper_rates
 
-LARGE = Start(parameters=22_000_000, width=384, depth=12, patch_size=14, image_size=518)
-SMALL = Start(parameters=700_000, width=96, depth=6, patch_size=7, image_size=28)
+LARGE = Start(parameters=22_000_000, width=384, patch_size=14, image_size=518)
+SMALL = Start(parameters=700_000, width=96, patch_size=7, image_size=28)
 PHOTOS = Facts(pictures=2000, classes=("cat", "dog"), multi_label=False, side=480, start=LARGE, cores=8, gpu=True)
 
 

@@ -38,7 +38,7 @@ _SAMPLES_PER_PIXEL = 277
 
 def is_array(data: bytes, channels: int) -> bool:
     """Whether `decode_channels` reads this picture, and not `decode`: a NumPy file, or other than 1 or 3 channels."""
-    return channels not in (1, 3) or data.startswith(_NUMPY)
+    return channels not in (1, 3) or is_numpy(data)
 
 
 def decode_channels(
@@ -65,7 +65,7 @@ def decode_channels(
     """
 
     def pixels() -> UInt8[ndarray, "c h w"]:
-        if data.startswith(_NUMPY):
+        if is_numpy(data):
             return _scaled(_channels_first(_from_numpy(data), preprocessing.channels, max_pixels), preprocessing)
         return _from_picture(data, preprocessing, max_pixels)
 
@@ -109,13 +109,41 @@ def evaluated(
     return cat([evaluation_transform(one)(Image.fromarray(plane)) for one, plane in zip(each, planes, strict=True)])
 
 
-def _from_numpy(data: bytes) -> Shaped[ndarray, "..."]:
-    file = io.BytesIO(data)
+def stored_shape(data: bytes) -> tuple[int, ...]:
+    """The shape of a NumPy file, or of a TIFF that tifffile reads, without its pixels.
+
+    Raises:
+        Exception: nearly anything, where the file is damaged.
+    """
+    if is_numpy(data):
+        return _numpy_header(io.BytesIO(data))[0]
+    import tifffile
+
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        return file.series[0].shape
+
+
+def is_numpy(data: bytes) -> bool:
+    """Whether these are the bytes of a NumPy file."""
+    return data.startswith(_NUMPY)
+
+
+def is_tiff(data: bytes) -> bool:
+    """Whether these are the bytes of a TIFF."""
+    return data.startswith(_TIFF)
+
+
+def _numpy_header(file: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype]:
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(file)
     if version not in read:
         raise DecodeError(f"expected a NumPy file of version 1.0 or 2.0, but it is {version}. Save it with numpy.save.")
-    shape, fortran, dtype = read[version](file)
+    return read[version](file)
+
+
+def _from_numpy(data: bytes) -> Shaped[ndarray, "..."]:
+    file = io.BytesIO(data)
+    shape, fortran, dtype = _numpy_header(file)
     if dtype.hasobject:
         raise DecodeError("expected numbers, but the array holds Python objects, which are never loaded.")
     expected, held = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
@@ -158,18 +186,17 @@ def _scaled(array: Shaped[ndarray, "c h w"], preprocessing: Preprocessing) -> UI
 
 def _from_picture(data: bytes, preprocessing: Preprocessing, max_pixels: int) -> UInt8[ndarray, "c h w"]:
     channels = preprocessing.channels
-    is_tiff = data.startswith(_TIFF)
     try:
         header = read_header(data, max_pixels=sys.maxsize, orient=preprocessing.orient)
     except DecodeError:
-        if not is_tiff:
+        if not is_tiff(data):
             raise
     else:
         check_size(header.size, max_pixels)
         planes, bands = _planes(header, channels), header.picture.getbands()
         if planes is not None:
             return _scaled(planes, preprocessing)
-        if not is_tiff:
+        if not is_tiff(data):
             raise DecodeError(
                 f"expected {channels} channels, but the picture has {len(bands)} ({''.join(bands)}). Save it as .npy "
                 "or TIFF with as many channels as the model takes."

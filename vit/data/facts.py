@@ -1,7 +1,6 @@
 """One picture decoded once, as training does, and what that tells about it."""
 
 import hashlib
-import io
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
@@ -12,12 +11,11 @@ from jaxtyping import UInt8
 from numpy import ndarray
 from PIL import Image
 
-from vit.data.arrays import decode_channels, is_array
+from vit.data.arrays import decode_channels, is_array, is_numpy, is_tiff, stored_shape
 from vit.data.decode import MAX_PIXELS, DecodeError, View, decode_view, named, read_header
 from vit.data.table import DataTable
 from vit.data.transforms import Preprocessing
 
-_NUMPY, _TIFF = b"\x93NUMPY", (b"II", b"MM")
 _ORIENTATION = 0x0112
 
 
@@ -102,7 +100,7 @@ def look(data: bytes, preprocessing: Preprocessing, *, name: str, max_pixels: in
         try:
             return named(lambda: _picture(data, p, max_pixels), name)
         except DecodeError as error:
-            if not data.startswith(_TIFF):
+            if not is_tiff(data):
                 raise
             if find_spec("tifffile") is None:
                 raise DecodeError(f"{error} If it has more than 4 channels: pip install tifffile") from error
@@ -110,7 +108,7 @@ def look(data: bytes, preprocessing: Preprocessing, *, name: str, max_pixels: in
             if channels in (1, 3):
                 raise
     planes = decode_channels(data, p.with_channels(channels), name=name, max_pixels=max_pixels)
-    return Look(planes, "NumPy" if data.startswith(_NUMPY) else "TIFF", f"{channels} channels", channels)
+    return Look(planes, "NumPy" if is_numpy(data) else "TIFF", f"{channels} channels", channels)
 
 
 def _picture(data: bytes, p: Preprocessing, max_pixels: int) -> Look:
@@ -136,13 +134,7 @@ def _channels(data: bytes) -> int:
     """Channels of an array, where there are fewer of them than pixels per side; 1 of what cannot be read."""
     shape: tuple[int, ...] = ()
     with suppress(Exception):  # whatever is wrong with it, decoding says better
-        if data.startswith(_NUMPY):
-            shape = np.load(io.BytesIO(data), allow_pickle=False).shape
-        else:
-            import tifffile
-
-            with tifffile.TiffFile(io.BytesIO(data)) as file:
-                shape = file.series[0].shape
+        shape = stored_shape(data)
     return min(shape[0], shape[-1]) if len(shape) == 3 else 1
 
 

@@ -112,9 +112,8 @@ def make_plan(
         plan.lines["pictures"] = [_preparation(model)]
         if isinstance(data, ImageDataModule):
             plan.lines |= _training_lines(model, trainer, _batches(data, trainer))
-    if isinstance(model, Task) and isinstance(data, ImageDataModule):
-        notes = advice(model, len(data.table.rows("train")))
-        plan.lines |= {"note": notes} if notes else {}
+            notes = advice(model, len(data.table.rows("train")))
+            plan.lines |= {"note": notes} if notes else {}
     plan.lines["precision"] = [_with_reason(str(trainer["precision"]), reasons.get("trainer.precision"))]
     return plan
 

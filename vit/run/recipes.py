@@ -3,7 +3,6 @@
 import statistics
 from typing import Any
 
-import numpy as np
 import torch
 from jsonargparse import Namespace
 
@@ -91,20 +90,15 @@ def look(data: ImageDataModule, config: Namespace) -> Facts:
     """
     start = None
     if config.model.weights is not None:
-        c = load_weights(config.model.weights).model
-        shape = c.config
-        start = Start(
-            parameters=sum(p.numel() for p in c.parameters()),
-            width=shape.width,
-            depth=shape.depth,
-            patch_size=shape.patch_size,
-            image_size=min(shape.size),
-        )
+        model = load_weights(config.model.weights).model
+        c = model.config
+        parameters = sum(p.numel() for p in model.parameters())
+        start = Start(parameters=parameters, width=c.width, patch_size=c.patch_size, image_size=min(c.size))
     accelerator = str(config.trainer.accelerator)
     return Facts(
         pictures=max(1, len(data.table.rows("train"))),
         classes=data.classes,
-        multi_label=np.ndim(data.table.label(data.table.rows()[0])) > 0,
+        multi_label=data.table.several,
         side=_side(data),
         start=start,
         cores=available_cores(),

@@ -19,14 +19,12 @@ class Start:
     Args:
         parameters: number of them.
         width: D.
-        depth: number of blocks.
         patch_size: P in pixels.
         image_size: side in pixels that they were trained at.
     """
 
     parameters: int
     width: int
-    depth: int
     patch_size: int
     image_size: int
 
