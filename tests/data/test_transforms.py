@@ -9,6 +9,7 @@ from timm.data import create_transform
 from torchvision.transforms import v2
 
 from vit.data import Augmentation, Preprocessing, evaluation_transform, training_transform
+from vit.data.transforms import draw_crop
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -122,6 +123,17 @@ def test_training_crops_as_torchvision_does(draw):
         torch.manual_seed(seed)
         reference = v2.functional.pil_to_tensor(theirs(picture))
         assert (mine.float() - reference.float()).abs().mean() < 1
+
+
+def test_crops_are_those_of_torchvision_also_where_none_fits():
+    for width, height in ((300, 200), (40, 400), (900, 20), (1, 1), (3, 2)):
+        for scale, ratio in (((0.08, 1.0), (0.75, 4 / 3)), ((0.9, 1.0), (0.9, 1.1)), ((1.0, 1.0), (1.0, 1.0))):
+            theirs = v2.RandomResizedCrop(8, scale=scale, ratio=ratio, antialias=True)
+            for seed in range(20):
+                torch.manual_seed(seed)
+                box = theirs.make_params([torch.empty(3, height, width)])
+                torch.manual_seed(seed)
+                assert draw_crop(width, height, scale, ratio) == (box["left"], box["top"], box["width"], box["height"])
 
 
 def test_each_augmentation_option_changes_the_picture(draw):

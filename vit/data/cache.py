@@ -79,7 +79,7 @@ class PictureCache:
         shown: tuple[object, ...] = (p,)
         self.short_side = 0
         if isinstance(transform, Training):
-            self.short_side = shrunken_side(p.size, transform.crop.scale)
+            self.short_side = shrunken_side(p.size, transform.scale)
             shown = (self.short_side, p.interpolation, p.channels, p.background, p.value_range, p.orient)
         # Another decoder gives other pixels: an upgrade must not mix them with the old ones.
         versions = tuple(version(name) for name in ("pillow", "torch", "torchvision"))

@@ -183,14 +183,18 @@ def encoded(source: bytes | str | os.PathLike[str], name: str | None = None) -> 
         raise DecodeError(f"{name}: cannot be read ({error.strerror}).") from error
 
 
-def named(work: Callable[[], T], name: str) -> T:
+def named(work: Callable[[], T], name: str | Callable[[], str]) -> T:
     """Do work on a picture; whatever goes wrong becomes a `DecodeError` that names it."""
+
+    def said() -> str:
+        return name if isinstance(name, str) else name()
+
     try:
         return work()
     except DecodeError as error:
-        raise DecodeError(f"{name}: {error}") from error.__cause__
+        raise DecodeError(f"{said()}: {error}") from error.__cause__
     except Exception as error:  # decoders of hostile files raise nearly anything
-        raise DecodeError(f"{name}: the picture is damaged ({error}). Replace or remove the file.") from error
+        raise DecodeError(f"{said()}: the picture is damaged ({error}). Replace or remove the file.") from error
 
 
 def read_header(data: bytes, *, max_pixels: int = MAX_PIXELS, orient: bool = True) -> Header:

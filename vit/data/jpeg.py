@@ -4,6 +4,7 @@ import torch
 from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import interpolate
 from torchvision.io import ImageReadMode
 from torchvision.transforms.v2 import functional as F
 
@@ -13,8 +14,8 @@ _RGB = ImageReadMode.RGB.value
 
 # torch resizes 8-bit tensors with these filters as Pillow does, within rounding, in a third of the time.
 _TENSOR_FILTERS = {
-    Image.Resampling.BILINEAR: F.InterpolationMode.BILINEAR,
-    Image.Resampling.BICUBIC: F.InterpolationMode.BICUBIC,
+    Image.Resampling.BILINEAR: "bilinear",
+    Image.Resampling.BICUBIC: "bicubic",
 }
 
 
@@ -54,6 +55,9 @@ def part_of(pixels: UInt8[Tensor, "c height width"], view: View, resample: Image
     if part.shape[1:] == size:
         return part
     if resample in _TENSOR_FILTERS:
-        return F.resize(part, list(size), _TENSOR_FILTERS[resample], antialias=True)
+        if len(part) == 3:
+            # The resize takes whole interleaved pictures in two thirds of the time of a part, with equal pixels.
+            part = part.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+        return interpolate(part[None], size, mode=_TENSOR_FILTERS[resample], antialias=True)[0]
     planes = [Image.fromarray(plane.numpy()).resize(size[::-1], resample) for plane in part]
     return torch.cat([F.pil_to_tensor(plane) for plane in planes])
