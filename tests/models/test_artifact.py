@@ -1,6 +1,7 @@
 """vit/models/artifact.py: a folder that three libraries open, whole or not at all, without running code."""
 
 import json
+import math
 import pickle
 
 import numpy as np
@@ -111,6 +112,17 @@ def test_timm_and_transformers_open_the_folder_with_equal_logits_names_and_prepr
     torch.testing.assert_close(torch.tensor([[scores[name] for name in names]]), logits, atol=1e-5, rtol=1e-5)
 
 
+def test_several_labels_are_so_many_questions_in_transformers_too(tmp_path, randomise):
+    model = build(randomise)
+    save_model(tmp_path / "model", model, classes=NAMES, preprocessing=PREPROCESSING, several=True)
+    answers = pipeline("image-classification", model=str(tmp_path / "model"))(picture())
+    scores = {answer["label"]: answer["score"] for answer in answers}
+    logits = pipeline("image-classification", model=str(tmp_path / "model"))(picture(), function_to_apply="none")
+    for answer in logits:
+        assert scores[answer["label"]] == pytest.approx(1 / (1 + math.exp(-answer["score"])), rel=1e-4)
+    assert load_model(tmp_path / "model")[1].several
+
+
 def test_timm_goes_on_training_with_the_same_regularisation(tmp_path, randomise):
     model = build(randomise, dropout=0.1, position_dropout=0.2, attention_dropout=0.3, drop_path=0.4)
     theirs = timm.create_model(f"local-dir:{save(tmp_path / 'model', model)}", pretrained=True)
@@ -128,7 +140,12 @@ def test_a_model_without_a_head_is_a_feature_extractor_in_timm_too(tmp_path, ran
 
 @pytest.mark.parametrize(
     ("options", "gap"),
-    [({"head": "mlp"}, "MLP head"), ({"block_norm": "post"}, "post-norm"), ({"head_dim": 24}, "head_dim")],
+    [
+        ({"head": "mlp"}, "MLP head"),
+        ({"head": "distilled", "registers": 1}, "distillation token"),
+        ({"block_norm": "post"}, "post-norm"),
+        ({"head_dim": 24}, "head_dim"),
+    ],
 )
 def test_what_timm_cannot_build_says_so_in_the_folder_and_timm_refuses_it(options, gap, tmp_path, randomise):
     folder = save(tmp_path / "model", build(randomise, **options))

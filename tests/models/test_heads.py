@@ -48,9 +48,21 @@ def test_after_swapping_all_logits_are_zero_and_the_loss_is_ln_k(options, before
     VisionTransformer(model.config).load_state_dict(model.state_dict(), strict=True)
 
 
+def test_the_distilled_head_averages_two_tokens_and_gives_way_to_one(randomise):
+    model = randomise(build(head="distilled", registers=2, num_classes=5)).eval()
+    images = torch.randn(3, 3, 32, 32)
+    tokens = model.forward_features(images)
+    labels, teacher = model.head.labels(tokens[:, 0]), model.head.teacher(tokens[:, 1])
+    assert not torch.allclose(labels, teacher)
+    torch.testing.assert_close(model(images), (labels + teacher) / 2)
+    model.swap_head(2)
+    assert torch.equal(model(images), torch.zeros(3, 2))
+    torch.testing.assert_close(model.pool(tokens), tokens[:, 0])
+
+
 def test_a_new_head_starts_at_zero_logits_without_swapping():
-    for head in ("linear", "mlp"):
-        assert torch.equal(build(head=head, num_classes=5)(torch.randn(2, 3, 32, 32)), torch.zeros(2, 5))
+    for head in ("linear", "mlp", "distilled"):
+        assert torch.equal(build(head=head, registers=1, num_classes=5)(torch.randn(2, 3, 32, 32)), torch.zeros(2, 5))
 
 
 def test_the_new_head_has_the_models_dtype_and_mode():

@@ -240,10 +240,14 @@ ORIGINALS = {
     ),
     "DeiT": ({"num_classes": 5}, lambda s: {"model": s, "epoch": 3, "args": argparse.Namespace()}),
     "DeiT distilled": (
-        {"num_classes": 5, "registers": 1},
+        {"num_classes": 5, "registers": 1, "head": "distilled"},
         lambda s: {
-            "model": {n.replace("reg_token", "dist_token"): t for n, t in s.items()}
-            | {"head_dist.weight": torch.zeros(5, 64), "head_dist.bias": torch.zeros(5)}
+            "model": {
+                n.replace("reg_token", "dist_token")
+                .replace("head.labels", "head")
+                .replace("head.teacher", "head_dist"): t
+                for n, t in s.items()
+            }
         },
     ),
     "DINOv2": (

@@ -16,6 +16,7 @@ MODELS = {
     "no class token, mean": ("vit_tiny_patch16_224", {"class_token": False, "global_pool": "avg"}),
     "registers, LayerScale": ("vit_small_patch14_reg4_dinov2", {}),
     "LayerScale, class token without position": ("deit3_small_patch16_224", {}),
+    "class and distillation token": ("deit_tiny_distilled_patch16_224", {}),
     "attention pooling, tanh": ("vit_base_patch16_siglip_224", {"act_layer": "gelu_tanh"}),
     "query and key norm": ("vit_tiny_patch16_224", {"qk_norm": True}),
     "packed SwiGLU": ("vit_giant_patch14_dinov2", {"mlp_ratio": 3.0}),

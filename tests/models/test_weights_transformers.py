@@ -22,6 +22,7 @@ MODELS = {
     "ViT": lambda: hub.ViTForImageClassification(hub.ViTConfig(**SMALL, **NAMES, layer_norm_eps=1e-6)),
     "ViT without a head": lambda: hub.ViTModel(hub.ViTConfig(**SMALL, qkv_bias=False)),
     "DeiT": lambda: hub.DeiTModel(hub.DeiTConfig(**SMALL)),
+    "DeiT with its teacher's head": lambda: hub.DeiTForImageClassificationWithTeacher(hub.DeiTConfig(**SMALL, **NAMES)),
     "DINOv2": lambda: hub.Dinov2Model(hub.Dinov2Config(**SMALL)),
     "DINOv2 giant's MLP": lambda: hub.Dinov2Model(hub.Dinov2Config(**SMALL, use_swiglu_ffn=True)),
     "DINOv2 with registers": lambda: hub.Dinov2WithRegistersModel(hub.Dinov2WithRegistersConfig(**SMALL)),
@@ -63,7 +64,7 @@ def test_a_transformers_folder_gives_the_same_tokens(kind, naming, tmp_path, ran
         assert error_of(ours, theirs_tokens) < 1e-5
         if kind == "SigLIP":
             assert error_of(loaded.model(x), out.pooler_output) < 1e-5
-        if kind == "ViT":
+        if kind in ("ViT", "DeiT with its teacher's head"):
             assert error_of(loaded.model(x), theirs(x).logits) < 1e-5
             assert loaded.classes == ("cat", "dog", "owl")
     assert loaded.model.config.norm_eps == theirs.config.layer_norm_eps  # case B18

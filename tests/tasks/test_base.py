@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from torch.nn import functional as F
 
 from vit.data import Folder, ImageDataModule
-from vit.tasks import Classifier, EncoderOptions, OptimConfig, ScheduleConfig
+from vit.tasks import MAE, Classifier, EncoderOptions, MaskedPatches, OptimConfig, ScheduleConfig
 
 TINY = EncoderOptions(image_size=16, patch_size=8, width=16, depth=2, heads=2)
 
@@ -67,6 +67,11 @@ def test_each_accumulated_gradient_is_the_mean_over_the_pictures_of_its_window(t
         assert torch.allclose(got, want, atol=1e-6)
 
 
+# As in vit.run.screen.
+of_compiling = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+@of_compiling
 def test_compiling_changes_no_name_and_no_result(tmp_path, tiny_folder, monkeypatch, as_users_run):
     used = []
 
@@ -86,6 +91,21 @@ def test_compiling_changes_no_name_and_no_result(tmp_path, tiny_folder, monkeypa
     plain, compiled = states
     assert list(plain) == list(compiled)
     assert all(torch.allclose(plain[name], compiled[name], atol=1e-5) for name in plain)
+
+
+@of_compiling
+@pytest.mark.parametrize("objective", [MaskedPatches, MAE])
+def test_pretraining_goes_through_compiled_blocks(objective, tmp_path, tiny_folder, monkeypatch, as_users_run):
+    used = []
+
+    def backend(graph, inputs):
+        used.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    encoder = EncoderOptions(image_size=16, patch_size=4, width=16, depth=2, heads=2)
+    fit(objective(encoder=encoder, optim=OptimConfig(compile=True)), tmp_path, tiny_folder, max_steps=1)
+    assert used
 
 
 def test_gradient_checkpointing_computes_blocks_twice_and_learns_the_same(tmp_path, tiny_folder):

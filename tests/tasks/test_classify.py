@@ -166,6 +166,40 @@ def test_label_smoothing_changes_the_training_loss_only():
     assert float(plain.val_metrics.compute()["loss"]) == float(smooth.val_metrics.compute()["loss"])
 
 
+def test_the_distillation_token_learns_from_the_teacher_and_the_class_token_from_labels(
+    tmp_path, tiny_folder, as_users_run
+):
+    teacher = tiny()
+    torch.nn.init.normal_(teacher.model.head.weight)
+    fit = trainer(tmp_path, max_steps=1, max_epochs=-1)
+    fit.fit(teacher, tiny_data(tiny_folder))
+    fit.save_checkpoint(tmp_path / "teacher.ckpt")
+    encoder = EncoderOptions(image_size=32, patch_size=8, width=32, depth=2, heads=2, registers=1, head="distilled")
+    for share, still in ((1.0, "labels"), (0.5, None)):
+        loss = LossConfig(teacher=str(tmp_path / "teacher.ckpt"), distillation="hard", distillation_alpha=share)
+        student = tiny(encoder=encoder, loss=loss)
+        learn = trainer(tmp_path, max_epochs=8, limit_val_batches=0)
+        learn.fit(student, tiny_data(tiny_folder))
+        at_zero = {name for name, p in student.model.head.named_parameters() if not p.any()}
+        assert at_zero == ({f"{still}.weight", f"{still}.bias"} if still else set())
+    data = tiny_data(tiny_folder)
+    data.preprocessing = student.preprocessing
+    batches = list(data.val_dataloader())
+    images, labels = torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches])
+    with torch.no_grad():
+        net = student.eval().net
+        of_labels, of_teacher = student.model.head.parts(
+            student.model.pool(student.model.forward_features(net.normalise(images)))
+        )
+        theirs = teacher.eval()(images).argmax(1)
+    assert (of_labels.argmax(1) == labels).float().mean() > 0.8
+    assert (of_teacher.argmax(1) == theirs).float().mean() > 0.8
+    assert (theirs == labels).float().mean() < 0.7, "the two had different things to learn"
+    learn.save_checkpoint(tmp_path / "student.ckpt")
+    again = Classifier.load_from_checkpoint(tmp_path / "student.ckpt", weights_only=True)
+    assert again.eval()(images).equal(student(images))
+
+
 def test_the_teacher_and_the_counts_enter_the_training_loss(tmp_path, tiny_folder, as_users_run):
     teacher = tiny()
     torch.nn.init.normal_(teacher.model.head.weight)

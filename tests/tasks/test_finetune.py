@@ -267,3 +267,13 @@ def test_a_frozen_backbone_sees_each_picture_once_where_nothing_is_drawn(
     for name, tensor in fits[0][0].items():
         torch.testing.assert_close(tensor, fits[1][0][name], atol=1e-5, rtol=1e-4)
     assert float(fits[0][1]["val_loss"]) == pytest.approx(float(fits[1][1]["val_loss"]), rel=1e-3)
+
+
+def test_features_that_do_not_fit_into_memory_are_computed_in_every_epoch(tiny_folder, monkeypatch, capsys):
+    monkeypatch.setattr("vit.tasks.headstart.available_memory", lambda: 2 * 4 * 32 * (36 + 18) - 2)
+    seen, model = Decoded(monkeypatch), classifier(method="head", optim=OptimConfig(lr=0.02))
+    assert model.model.config.width == 32
+    data = colours(tiny_folder, augment=Augmentation(preset="none"))
+    Trainer(**QUIET, max_epochs=2, num_sanity_val_steps=0).fit(model, data)
+    assert seen.count == 2 * (36 + 18)
+    assert "more than half of the free memory" in capsys.readouterr().out

@@ -131,6 +131,8 @@ def test_local_views_are_about_three_sevenths_and_fit_the_patches(as_users_run):
         assert tiny(encoder=encoder, views=MultiCrop()).views.local_size == want
     with pytest.raises(ValueError, match="that the patch size 4 divides"):
         tiny(views=MultiCrop(local_size=10))
+    with pytest.raises(ValueError, match="no optim.ema with DINO"):
+        tiny(optim=OptimConfig(ema=0.99))
 
 
 def test_spread_tells_the_two_kinds_of_collapse_by_hand():

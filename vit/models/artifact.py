@@ -77,6 +77,8 @@ def save_model(
     _check_target(target)
     config = _config_json(model.config, classes, preprocessing, provenance or {})
     config["vit_toolkit"]["several"] = several
+    # transformers' word for it: its pipeline then takes sigmoids.
+    config |= {"problem_type": "multi_label_classification"} if several else {}
     try:
         text = json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:

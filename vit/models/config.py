@@ -13,7 +13,7 @@ RelativePosition = Literal["none", "bias", "quadratic", "rotary", "rotary_index"
 Pool = Literal["token", "mean", "attention"]
 BlockNorm = Literal["pre", "post"]
 FinalNorm = Literal["before_pool", "after_pool", "none"]
-Head = Literal["linear", "mlp"]
+Head = Literal["linear", "mlp", "distilled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,8 @@ class ViTConfig:
         init_std: standard deviation of new dense weights, tokens and positions; 0.02 suits wide models, narrow ones
             (below 200) learn much sooner from about 1/√width.
         num_classes: K; 0 leaves out the head, so that the model gives pooled features.
-        head: `linear`: one layer D x K; `mlp`: a hidden tanh layer before it, to pre-train (ViT, 3.1).
+        head: `linear`: one layer D x K; `mlp`: a hidden tanh layer before it, to pre-train (ViT, 3.1); `distilled`: one
+            layer for the class token and one for the first register, DeiT's distillation token, averaged.
         dynamic_size: take any image size that P divides, with the position table resampled to its grid.
         fused: attention path: None chooses by device and dtype, see `Attention`.
 
@@ -137,6 +138,11 @@ class ViTConfig:
             raise ValueError(
                 f"expected a width that heads divide, but got width={self.width} and heads={self.heads}: "
                 f"change one of them; {hint}"
+            )
+        if self.head == "distilled" and (self.pool != "token" or self.registers < 1):
+            raise ValueError(
+                'expected pool="token" and registers of at least 1, the first of which is the distillation token, for '
+                f'head="distilled", but got pool={self.pool!r} and registers={self.registers}.'
             )
         if self.pool == "token" and not self.class_token:
             raise ValueError(

@@ -30,6 +30,32 @@ class PretrainHead(nn.Module):
         return self.out(self.drop(torch.tanh(self.hidden(features))))
 
 
+class DistilledHead(nn.Module):
+    """Two layers D x K, one for each token: the class token's learns labels, the distillation token's a teacher.
+
+    Their logits are averaged (DeiT, Touvron et al. 2021, section 4). The distillation token is the first register.
+
+    Args:
+        width: D of each token.
+        num_classes: K.
+    """
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.labels = zero_linear(width, num_classes)
+        self.teacher = zero_linear(width, num_classes)
+
+    def parts(self, features: Float[Tensor, "b f"]) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
+        """Logits of the class token and of the distillation token, whose features stand beside each other (f = 2d)."""
+        first, second = features.chunk(2, dim=1)
+        return self.labels(first), self.teacher(second)
+
+    def forward(self, features: Float[Tensor, "b f"]) -> Float[Tensor, "b k"]:
+        """Logits; all exactly 0 in a new head."""
+        first, second = self.parts(features)
+        return (first + second) / 2
+
+
 def zero_linear(width: int, num_classes: int) -> nn.Linear:
     """One layer D x K, all zero (ViT, 3.2): its first logits are 0, its first cross-entropy is ln K."""
     layer = nn.Linear(width, num_classes)
@@ -44,6 +70,8 @@ def make_head(config: ViTConfig) -> nn.Module:
         return nn.Identity()
     if config.head == "mlp":
         return PretrainHead(config.width, config.num_classes, dropout=config.dropout)
+    if config.head == "distilled":
+        return DistilledHead(config.width, config.num_classes)
     return zero_linear(config.width, config.num_classes)
 
 

@@ -17,6 +17,7 @@ from vit.models.naming import (
     drop,
     fold_class_position,
     join_qkv,
+    keep_distillation,
     rename,
     split_pool,
 )
@@ -106,7 +107,6 @@ def from_hub(state: State, config: Mapping[str, Any]) -> Found:
     found.options = dict(_DEFAULTS[kind]) | _options(config, found)
     state = drop(state, r"^pooler\.", "pooler: hidden layer of pre-training", found.dropped)
     state = drop(state, r"embeddings\.mask_token$|position_ids$", "for pre-training only", found.dropped)
-    state = drop(state, r"^distillation_classifier\.", "head of the distillation token", found.dropped)
     state = drop(state, r"^visual_projection\.", "projection to the space of texts", found.dropped)
     state = rename(state, _NAMES)
     if kind == "dinov3_vit" and not any(".fc1_g." in name for name in state):
@@ -114,9 +114,7 @@ def from_hub(state: State, config: Mapping[str, Any]) -> Found:
     for name in ("cls_token", "pos_embed"):
         if name in state:
             state[name] = state[name].reshape(1, -1, state[name].shape[-1])
-    if (distilled := state.pop("embeddings.distillation_token", None)) is not None:
-        state["reg_token"] = distilled
-        found.notes.append("the distillation token is kept as a register; logits are those of the class token")
+    state = keep_distillation(state, "embeddings.distillation_token", "distillation_classifier", found)
     state = split_pool(join_qkv(state))
     if kind == "dinov2_with_registers":
         state = fold_class_position(state)

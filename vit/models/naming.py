@@ -59,6 +59,26 @@ def drop(state: State, pattern: str, why: str, dropped: dict[str, str]) -> State
     return {name: tensor for name, tensor in state.items() if name not in dropped}
 
 
+def keep_distillation(state: State, token: str, head: str, found: "Found") -> State:
+    """DeiT's distillation token as our first register, and its head beside that of the class token.
+
+    Args:
+        state: in which `head` is already the class token's.
+        token: name of the distillation token.
+        head: name of its head.
+        found: gets a note.
+    """
+    why = "head of the distillation token"
+    if token not in state:
+        return drop(state, rf"^{head}\.", why, found.dropped)
+    state = {"reg_token" if name == token else name: tensor for name, tensor in state.items()}
+    if f"{head}.weight" in state and "head.weight" in state:
+        found.notes.append("logits are the mean of those of the class token and of the distillation token")
+        return rename(state, [(r"^head\.", "head.labels."), (rf"^{head}\.", "head.teacher.")])
+    found.notes.append("the distillation token is kept as a register; logits are those of the class token")
+    return drop(state, rf"^{head}\.", why, found.dropped)
+
+
 def join_qkv(state: State) -> State:
     """`attn.q`, `attn.k`, `attn.v` as one `attn.qkv`; keys without a bias leave `attn.q_bias` and `attn.v_bias`."""
     joined = dict(state)
@@ -127,7 +147,8 @@ def options_of(state: State, said: dict[str, Any]) -> tuple[dict[str, Any], list
         "norm_pre": "norm_pre.weight" in state,
         "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in state else None,
         "position": "learned" if "pos_embed" in state else "none",
-        "num_classes": state["head.weight"].shape[0] if "head.weight" in state else 0,
+        "head": "distilled" if "head.labels.weight" in state else "linear",
+        "num_classes": next((len(state[name]) for name in ("head.weight", "head.labels.weight") if name in state), 0),
     }
     options |= _block_options(state)
     options["pool"] = _pool_of(state)

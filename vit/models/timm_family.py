@@ -7,7 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vit.models.naming import HALF, IMAGENET, Found, State, drop, fold_class_position, join_qkv, rename
+from vit.models.naming import (
+    HALF,
+    IMAGENET,
+    Found,
+    State,
+    drop,
+    fold_class_position,
+    join_qkv,
+    keep_distillation,
+    rename,
+)
 
 _NAMES = (
     (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # DINOv2 in chunks
@@ -41,7 +51,6 @@ def from_timm_names(state: State, said: Mapping[str, Any]) -> Found:
         found.options["position_antialias"] = False  # DINOv2's own file, whose code resamples without
     state = drop(state, r"^(decoder_|mask_token$|masked_embed$)", "for pre-training only", found.dropped)
     state = drop(state, r"^head\.(mlp|last_layer|\d)", "projection head of self-distillation", found.dropped)
-    state = drop(state, r"^head_dist\.", "head of the distillation token", found.dropped)
     state = drop(state, r"^(local_)?cls_norm\.", "norm of crops, for pre-training only", found.dropped)
     state = drop(state, r"\.attn\.k_bias$|relative_position_index$", "a constant", found.dropped)
     if "storage_tokens" in state:
@@ -60,9 +69,7 @@ def from_timm_names(state: State, said: Mapping[str, Any]) -> Found:
     if separate:
         state = fold_class_position(state)
         found.options["prefix_position"] = False
-    if "dist_token" in state:
-        state["reg_token"] = state.pop("dist_token")
-        found.notes.append("the distillation token is kept as a register; logits are those of the class token")
+    state = keep_distillation(state, "dist_token", "head_dist", found)
     found.options |= said
     if any(name.endswith("attn.q_bias") for name in state) and "relative_position" not in found.options:
         raise ValueError(
@@ -142,7 +149,7 @@ def timm_options(model: nn.Module) -> tuple[dict[str, Any], dict[str, bool]]:
         ValueError: not one of timm's plain ViTs, or one with parts that there is no option for.
     """
     kind = type(model).__name__
-    if kind not in ("VisionTransformer", "Eva"):
+    if kind not in ("VisionTransformer", "VisionTransformerDistilled", "Eva"):
         raise ValueError(f"expected one of timm's VisionTransformer or Eva models, but got its {kind}.")
     m: Any = model
     block = m.blocks[0]

@@ -17,6 +17,8 @@ def timm_gaps(config: ViTConfig) -> list[str]:
     """What timm's `VisionTransformer` has no argument for; empty where it can build exactly this model."""
     gaps = {
         'an MLP head (head="mlp")': config.head == "mlp" and config.num_classes > 0,
+        'a distillation token with a head of its own (head="distilled")': config.head == "distilled"
+        and config.num_classes > 0,
         'post-norm blocks (block_norm="post")': config.block_norm == "post",
         "heads whose size is not width / heads (head_dim)": config.head_dim
         not in (

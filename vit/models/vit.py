@@ -161,8 +161,13 @@ class VisionTransformer(nn.Module):
             angles = [None if turn is None else select_rows(turn, kept) for turn in angles]
         return list(zip(tables, all_biases, angles, strict=True))
 
-    def pool(self, tokens: Float[Tensor, "b t d"]) -> Float[Tensor, "b d"]:
-        """y of eq. 4: one vector per image; mean and attention look at the patches only."""
+    def pool(self, tokens: Float[Tensor, "b t d"]) -> Float[Tensor, "b f"]:
+        """y of eq. 4: one vector per image, f = d; mean and attention look at the patches only.
+
+        With head="distilled" class token and distillation token side by side, f = 2d.
+        """
+        if self.config.head == "distilled":
+            return self.fc_norm(tokens[:, :2]).flatten(1)
         if self.config.pool == "token":
             pooled = tokens[:, 0]
         elif self.attn_pool is None:
@@ -261,7 +266,7 @@ def init_weights(model: VisionTransformer) -> None:
     """
     std = model.config.init_std
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and name not in ("head", "head.out"):
+        if isinstance(module, nn.Linear) and name not in ("head", "head.out", "head.labels", "head.teacher"):
             trunc_normal(module.weight, std=std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)

@@ -110,7 +110,7 @@ def _finish(
     keep = source.num_classes > 0 and (wanted is None or (theirs is not None and tuple(theirs) == tuple(wanted)))
     target = {**source.to_dict(), **options}
     if wanted is not None and not keep:
-        target |= {"num_classes": len(wanted), "head": "linear"}
+        target |= {"head": "linear", **options, "num_classes": len(wanted)}
         report.notes.append(f"head re-initialised for {len(wanted)} classes" if wanted else "head left out")
     config = ViTConfig.from_dict(target)
     if config.grid != source.grid and config.position_grid is None and _counts_patches(source):

@@ -86,6 +86,8 @@ _NOT_NEWS = (
     r"Be aware that when using `ckpt_path`, callbacks used to create the checkpoint",
     # The values are of all processes already.
     r"It is recommended to use `self.log\(.*sync_dist=True",
+    # torch.compile looks at the inputs of a block, which are no leaves.
+    r"The .grad attribute of a Tensor that is not a leaf Tensor is being accessed",
     # A run that goes on writes into its own folder.
     r"Checkpoint directory .* exists and is not empty",
 )

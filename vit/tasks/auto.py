@@ -53,7 +53,7 @@ class Facts:
 
 
 # Rough speeds in operations per second, only to tell minutes from hours: one core in float32, and one GPU.
-_CORE, _GPU = 25e9, 60e12
+_CORE, _GPU = 40e9, 60e12
 _MINUTES = 30
 _LARGE = 10_000_000
 
@@ -107,6 +107,7 @@ def _from_weights(facts: Facts, start: Start) -> dict[str, Choice]:
         chosen["data.augment.preset"] = Choice(
             "light", f"small pictures ({facts.side} px) have no room for small crops"
         )
+        chosen["model.preprocessing.crop_pct"] = Choice(1.0, f"pictures of {facts.side} px are shown to their edges")
     else:
         chosen["data.augment.preset"] = Choice("standard", "pictures with room for crops")
         chosen["data.augment.crop_scale"] = Choice((0.3, 1.0), "crops that still show the subject")

@@ -116,8 +116,10 @@ class Task(LightningModule):
             self.averaging.start = steps_of(o.ema_start, self.lr_factor.total)
         self.trained.gradient_checkpointing = o.gradient_checkpointing
         if o.compile:
-            # In place: a wrapper would put its own name before those of the weights.
-            self.trained.compile()
+            # In place: a wrapper would put its own name before those of the weights. Block by block: pre-training goes
+            # through the encoder's parts, and one block's code serves all.
+            for block in self.trained.blocks:
+                block.compile()
         return make_optimizer(o, self.parameter_groups())
 
     def _run_steps(self) -> int:

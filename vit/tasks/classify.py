@@ -14,6 +14,7 @@ from vit.data.sampler import mix
 from vit.evaluate.metrics import StageMetrics
 from vit.evaluate.multilabel import MultiLabelMetrics
 from vit.evaluate.probe import Features
+from vit.models.heads import DistilledHead
 from vit.models.normalise import Normalise
 from vit.tasks.base import Task
 from vit.tasks.distill import Teacher, distillation_loss, load_teacher
@@ -251,17 +252,29 @@ class Classifier(Task):
             where = (self.seed, self.trainer.current_epoch, batch_idx, self.trainer.global_rank, _MIXING)
             images, targets = mixed(images, labels, classes=len(self.classes), seed=mix(*where), **asdict(self.mixing))
             labels = targets.argmax(1)
-        logits = self(images).float()
         if self.criterion is None:
             raise ValueError("expected training to begin in a Trainer, which counts the pictures of each class.")
-        loss = self.criterion(logits, targets)
-        if self._teacher is not None:
+        if self._teacher is None:
+            logits = self(images).float()
+            loss = self.criterion(logits, targets)
+        else:
+            of_labels, of_teacher = self._taught(images)
+            logits = (of_labels + of_teacher) / 2
             share = self.loss.distillation_alpha
-            loss = (1 - share) * loss + share * distillation_loss(
-                self.loss, logits, self._teacher(images), multi_label=self.several
+            loss = (1 - share) * self.criterion(of_labels, targets) + share * distillation_loss(
+                self.loss, of_teacher, self._teacher(images), multi_label=self.several
             )
         self.train_metrics.update(loss, logits, labels)
         return loss
+
+    def _taught(self, images: UInt8[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
+        """The logits that learn labels, and those that learn from the teacher: the same, but for two tokens' heads."""
+        head = self.model.head
+        if not isinstance(head, DistilledHead):
+            logits = self(images).float()
+            return logits, logits
+        first, second = head.parts(self.model.pool(self.model.forward_features(self.net.normalise(images))))
+        return first.float(), second.float()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Float[Tensor, "b k"]:
         """Logits of a batch; the loss that is shown is plain (binary) cross-entropy, whatever is minimised."""

@@ -110,6 +110,11 @@ class DINO(Pretraining):
                 "expected student_temperature above 0, freeze_last and final_weight_decay of at least 0, but got "
                 f"{student_temperature}, {freeze_last} and {final_weight_decay}."
             )
+        if self.resolved.optim.ema is not None:
+            raise ValueError(
+                "expected no optim.ema with DINO, whose teacher already is an average of the student and is what is "
+                f"kept, but got {self.resolved.optim.ema}. Leave it out; teacher.momentum says how slowly it follows."
+            )
         self.views = self._sized(rebuilt(MultiCrop, views))
         self.projection, self.teacher = rebuilt(HeadConfig, projection), rebuilt(TeacherConfig, teacher)
         self.student_temperature, self.freeze_last = student_temperature, freeze_last

@@ -8,8 +8,10 @@ from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
 from vit.data.module import ImageDataModule
+from vit.data.source import available_memory
 from vit.evaluate.probe import Features, Ridge, features, ridge, sharpness
 from vit.models.normalise import Normalise
+from vit.models.vit import VisionTransformer
 
 
 def split_features(trainer: Trainer, net: Normalise, split: str) -> Features:
@@ -66,6 +68,14 @@ def store_features(trainer: Trainer, net: Normalise, *, mixes: bool) -> Features
     if not isinstance(data, ImageDataModule) or isinstance(limit, int) or limit != 1.0:
         return None
     found = {}
+    if (needed := _bytes(data, net)) > (free := available_memory() // 2):
+        if trainer.is_global_zero:
+            print(
+                f"head: features would take {needed / 1e9:.1f} GB, more than half of the free memory "
+                f"({2 * free / 1e9:.1f} GB), so that each epoch computes them again",
+                flush=True,
+            )
+        return None
     if data.table.rows("val") and trainer.limit_val_batches == 1.0:
         found["val"] = split_features(trainer, net, "val")
     if data.trains_as_evaluated and not mixes:
@@ -75,6 +85,12 @@ def store_features(trainer: Trainer, net: Normalise, *, mixes: bool) -> Features
         counts = " and ".join(f"{len(part.x):,} {split}" for split, part in found.items())
         print(f"head: features of {counts} pictures are computed once", flush=True)
     return found.get("train")
+
+
+def _bytes(data: ImageDataModule, net: Normalise) -> int:
+    """Of stored features: float32 numbers of the train and val pictures."""
+    assert isinstance(net.model, VisionTransformer)
+    return 4 * net.model.config.width * (len(data.table.rows("train")) + len(data.table.rows("val")))
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ class OptimConfig:
             see `vit.tasks.averaging`. None switches it off.
         ema_start: optimizer steps before the average begins; below 1 a share of all steps.
         gradient_checkpointing: compute each block again in the backward pass: less memory, about a third more time.
-        compile: compile the model with `torch.compile`; the first steps take a minute, the others less time.
+        compile: compile the encoder's blocks with `torch.compile`; the first step takes a minute, the others less time.
 
     Raises:
         ValueError: a value out of its range, or an optimizer that is unknown.

@@ -1,0 +1,93 @@
+"""Is `recipe: auto` as good as a search? On eight small folders, against the best of four learning rates.
+
+The sweep trains four runs with the toolkit's defaults, as many epochs as auto takes, and takes the one that is best
+on the val pictures; auto trains one run. Both are then scored on the same test pictures. Each seed draws other
+training pictures. What is done is kept, so that the script goes on where it stopped.
+
+Run: python benchmarks/recipe_auto.py [WEIGHTS FOLDER ...]        Writes docs/records/recipe_auto.json.
+Default: the weights that ship, all eight folders (benchmarks/small_folders.py).
+"""
+
+import math
+import sys
+import tempfile
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from records import keep, read
+from small_folders import check, folders, metric, options
+
+import vit
+from vit.run import session, sweep
+
+RATES = ["1e-4", "3e-4", "1e-3", "3e-3"]
+SEEDS = (0, 1, 2)
+T = 4.303  # Student's t, 97.5 %, 2 degrees of freedom: three seeds
+CLAIM = 2.0
+COMMON = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enable_progress_bar=false"]
+
+
+def one(name: str, weights: str, seed: int, place: Path) -> dict[str, Any]:
+    """Auto and the sweep on one folder, drawn and trained with one seed."""
+    folder = place / "pictures"
+    folders()[name](folder, seed)
+    words = [*options(name, folder), f"--model.weights={weights}", f"--seed={seed}", *COMMON]
+    words.append(f"--trainer.default_root_dir={place / 'runs'}")
+    run = session.fit([*words, "--recipe=auto", "--name=auto"])
+    assert run is not None
+    told = vit.test(run)
+    check(told)
+    epochs = run.record["config"]["trainer"]["max_epochs"]
+    plain = [*words, "--recipe=none", "--name=sweep", f"--trainer.max_epochs={epochs}"]
+    rows = sweep.sweep(plain, {"model.optim.lr": RATES})
+    best = vit.test(place / "runs" / "sweep" / str(rows[0]["run"]))
+    return {
+        "folder": name,
+        "weights": Path(weights).name,
+        "seed": seed,
+        "metric": metric(name),
+        "pictures": told["pictures"],
+        "epochs": epochs,
+        "auto": told[metric(name)],
+        "sweep": best[metric(name)],
+        "lr": rows[0]["model.optim.lr"],
+        "seconds": run.record["fit_seconds"],
+    }
+
+
+def interval(differences: list[float]) -> tuple[float, float]:
+    """95 % interval of a mean over seeds, by Student's t."""
+    half = T * stdev(differences) / math.sqrt(len(differences))
+    return mean(differences) - half, mean(differences) + half
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print a line per folder."""
+    for weights, name in dict.fromkeys((row["weights"], row["folder"]) for row in rows):
+        found = [row for row in rows if (row["weights"], row["folder"]) == (weights, name)]
+        if len(found) < len(SEEDS):
+            continue
+        differences = [100 * (row["auto"] - row["sweep"]) for row in found]
+        low, high = interval(differences)
+        verdict = f"significantly worse by more than {CLAIM:g} points" if high < -CLAIM else "ok"
+        scores = " ".join(f"{side} {100 * mean(row[side] for row in found):.2f}" for side in ("auto", "sweep"))
+        print(f"{name:<15} {weights}: {scores}, {mean(differences):+.2f} ({low:+.2f} to {high:+.2f}) points: {verdict}")
+
+
+def main(weights: str, names: list[str]) -> None:
+    """Run what is missing; print all."""
+    for name in names or list(folders()):
+        for seed in SEEDS:
+            rows = (read("recipe_auto") or {"rows": []})["rows"]
+            if any((r["weights"], r["folder"], r["seed"]) == (Path(weights).name, name, seed) for r in rows):
+                continue
+            with tempfile.TemporaryDirectory() as place:
+                rows.append(one(name, weights, seed, Path(place)))
+            keep("recipe_auto", {"rates": RATES, "rows": rows})
+            print(rows[-1], flush=True)
+    show((read("recipe_auto") or {"rows": []})["rows"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "fashion_mnist_28", sys.argv[2:])
