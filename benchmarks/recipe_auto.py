@@ -16,10 +16,6 @@ from statistics import mean, stdev
 from typing import Any
 
 from records import keep, read
-from small_folders import check, folders, metric, options
-
-import vit
-from vit.run import session, sweep
 
 RATES = ["1e-4", "3e-4", "1e-3", "3e-3"]
 SEEDS = (0, 1, 2)
@@ -30,6 +26,12 @@ COMMON = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enab
 
 def one(name: str, weights: str, seed: int, place: Path) -> dict[str, Any]:
     """Auto and the sweep on one folder, drawn and trained with one seed."""
+    # Here, since results.py reads this file for its intervals.
+    from small_folders import check, folders, metric, options
+
+    import vit
+    from vit.run import session, sweep
+
     folder = place / "pictures"
     folders()[name](folder, seed)
     words = [*options(name, folder), f"--model.weights={weights}", f"--seed={seed}", *COMMON]
@@ -62,12 +64,17 @@ def interval(differences: list[float]) -> tuple[float, float]:
     return mean(differences) - half, mean(differences) + half
 
 
+def complete(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Rows by weights and folder, where all seeds are done."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["weights"], row["folder"]), []).append(row)
+    return {name: found for name, found in groups.items() if len(found) == len(SEEDS)}
+
+
 def show(rows: list[dict[str, Any]]) -> None:
     """Print a line per folder."""
-    for weights, name in dict.fromkeys((row["weights"], row["folder"]) for row in rows):
-        found = [row for row in rows if (row["weights"], row["folder"]) == (weights, name)]
-        if len(found) < len(SEEDS):
-            continue
+    for (weights, name), found in complete(rows).items():
         differences = [100 * (row["auto"] - row["sweep"]) for row in found]
         low, high = interval(differences)
         verdict = f"significantly worse by more than {CLAIM:g} points" if high < -CLAIM else "ok"
@@ -77,6 +84,8 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 def main(weights: str, names: list[str]) -> None:
     """Run what is missing; print all."""
+    from small_folders import folders
+
     for name in names or list(folders()):
         for seed in SEEDS:
             rows = (read("recipe_auto") or {"rows": []})["rows"]

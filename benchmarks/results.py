@@ -7,7 +7,9 @@ import json
 from statistics import mean, stdev
 from typing import Any
 
+from recipe_auto import complete, interval
 from records import RECORDS, ROOT, read
+from time_to_accuracy import TARGETS, WAYS, ratio_to_end
 
 
 def digits(config: str) -> list[str]:
@@ -148,6 +150,58 @@ def startup() -> list[str]:
     return [*lines, "", f"{ratio} {machine(record)}"]
 
 
+def time_to_accuracy() -> list[str]:
+    """Curves of accuracy over time."""
+    record = read("time_to_accuracy")
+    if record is None:
+        return ["Not measured."]
+    ways = record["ways"]
+    lines = [
+        "| way | accuracy on the way, after seconds | at the end | seconds | of the processor |",
+        "|---|---|---|---|---|",
+    ]
+    for way, points in ways.items():
+        *before, end = points
+        curve = ", ".join(f"{100 * p['acc']:.1f} % {p['seconds']:.0f}" for p in before) or "-"
+        final = f"{100 * end['acc']:.2f} % | {end['seconds']:.0f} | {end['cpu_seconds']:.0f}"
+        lines.append(f"| {way} | {curve} | {final} |")
+    told = [f"Not run yet: {', '.join(missing)}."] if (missing := [way for way in WAYS if way not in ways]) else []
+    for way, _ in TARGETS:
+        if way in ways and "vit" in ways:
+            ratio = ratio_to_end(ways["vit"], ways[way])
+            told.append(f"`vit` reaches the end of `{way}` {f'{ratio:.1f} times sooner' if ratio else 'never'}.")
+    what = (
+        f"The same DINOv2-S weights fine-tuned on {record['train']:,} Fashion-MNIST pictures, one thread, from Enter; on the "
+        f"way {record['on_the_way']:,} of the 10,000 test pictures, at the end all. The number in a name is the size in pixels."
+    )
+    return [what, "", *lines, "", *told, "", machine(record)]
+
+
+def recipe_auto() -> list[str]:
+    """`recipe: auto` against sweeps."""
+    record = read("recipe_auto")
+    if record is None:
+        return ["Not measured."]
+    lines = [
+        "| folder | weights | test pictures | auto | best of 4 | difference, 95 % interval |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, rows in complete(record["rows"]).items():
+        differences = [100 * (row["auto"] - row["sweep"]) for row in rows]
+        low, high = interval(differences)
+        scores = [f"{100 * mean(row[side] for row in rows):.2f} %" for side in ("auto", "sweep")]
+        measured = f" ({rows[0]['metric']})" if rows[0]["metric"] != "acc" else ""
+        lines.append(
+            f"| {name[1]}{measured} | {name[0]} | {rows[0]['pictures']:,} | {' | '.join(scores)} | "
+            f"{mean(differences):+.2f} ({low:+.2f} to {high:+.2f}) |"
+        )
+    what = (
+        "One run of `recipe: auto` against the best on val of four learning rates with the plain defaults and as many epochs; "
+        "mean of 3 seeds, each with other training pictures, the interval by Student's t."
+    )
+    return [what, "", *lines, "", machine(record)]
+
+
 def machine(record: dict[str, Any]) -> str:
     """Where a record was measured."""
     where = record["environment"]
@@ -181,6 +235,14 @@ def page() -> str:
         "## Pre-trained weights against the same run from scratch",
         "",
         *pretrained(),
+        "",
+        "## Accuracy over time",
+        "",
+        *time_to_accuracy(),
+        "",
+        "## `recipe: auto` against a search",
+        "",
+        *recipe_auto(),
         "",
         "## Reading pictures",
         "",

@@ -35,6 +35,7 @@ WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
     f"trainer_{DOCUMENTED}": ("contestants", "trainer", {"size": DOCUMENTED}),
     f"timm_{SIZE}": ("contestants", "timm", {"size": SIZE}),
 }
+TARGETS = ((f"trainer_{DOCUMENTED}", 20), (f"trainer_{SIZE}", 8))
 PER_CLASS, ON_THE_WAY = 200, 1000
 STARTED = "TIME_TO_ACCURACY_STARTED"
 
@@ -88,25 +89,23 @@ def one(way: str, weights: str, folder: str, result: str) -> None:
     Path(result).write_text(json.dumps(clock.points), encoding="utf-8")
 
 
-def sooner(points: list[dict[str, Any]], acc: float, unit: str) -> float | None:
-    """Seconds until a curve reaches an accuracy; None if it never does."""
-    return next((point[unit] for point in points if point["acc"] >= acc), None)
+def ratio_to_end(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], unit: str = "seconds") -> float | None:
+    """How many times sooner our curve reaches the accuracy in which theirs ends; None if it never does."""
+    end = theirs[-1]
+    reached = next((point[unit] for point in ours if point["acc"] >= end["acc"]), None)
+    return None if reached is None else end[unit] / reached
 
 
 def show(ways: dict[str, list[dict[str, Any]]]) -> None:
     """Print the curves, and how much sooner ours reaches the others' ends."""
     for way, points in ways.items():
         print(f"{way}: " + ", ".join(f"{100 * p['acc']:.1f} % after {p['seconds']:.0f} s" for p in points))
-    for way, target in ((f"trainer_{DOCUMENTED}", 20), (f"trainer_{SIZE}", 8)):
+    for way, target in TARGETS:
         if way in ways and "vit" in ways:
-            end = ways[way][-1]
-            told = [sooner(ways["vit"], end["acc"], unit) for unit in ("seconds", "cpu_seconds")]
-            ratios = [
-                f"{end[u] / t:.1f}x" if t else "never" for u, t in zip(("seconds", "cpu_seconds"), told, strict=True)
-            ]
-            print(
-                f"vit reaches the end of {way} sooner by {ratios[0]} ({ratios[1]} of processor time); wanted {target}x"
-            )
+            units = ("seconds", "cpu_seconds")
+            seconds, cpu = (ratio_to_end(ways["vit"], ways[way], unit) for unit in units)
+            told = f"{seconds:.1f} times sooner ({cpu:.1f} in processor time)" if seconds and cpu else "never"
+            print(f"vit reaches the end of {way} {told}; wanted {target}")
 
 
 def main(weights: str, asked: list[str]) -> None:

@@ -141,6 +141,11 @@ def test_roots_without_pictures_are_refused(tmp_path, plant, draw):
         table(tmp_path / "empty")
     with pytest.raises(ValueError, match=r"hold no picture: a/, b/"):
         table(plant({"a": 0, "b": 0}))
+    for name in "ab":
+        (tmp_path / "arrays" / name).mkdir(parents=True)
+        (tmp_path / "arrays" / name / "1.npy").touch()
+    with pytest.raises(ValueError, match=r"Left out: 2 .npy. If these are pictures, .* data.suffixes"):
+        table(tmp_path / "arrays")
     with pytest.raises(ValueError, match="single class, a"):
         table(plant({"a": 2}, tmp_path / "single"))
 

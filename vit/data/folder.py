@@ -124,7 +124,7 @@ def scan_folder(
         _refuse_split_level(root, folders)
         found[UNASSIGNED] = class_pictures(scan, "", folders)
     _skip_loose(scan, loose)
-    names = _class_names(root, found, classes)
+    names = _class_names(scan, found, classes)
     say(scan)
     return _rows(scan, found, names)
 
@@ -243,14 +243,19 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def _class_names(
-    root: Path, found: dict[int, dict[str, list[bytes]]], given: tuple[str, ...] | None
+    scan: Scan, found: dict[int, dict[str, list[bytes]]], given: tuple[str, ...] | None
 ) -> tuple[str, ...]:
     """Names in the order of their labels, checked against every split."""
+    root = scan.root
     for code, split in found.items():
         if not any(split.values()):
             where = f"the {SPLITS[code]} folder of {root}" if code != UNASSIGNED else str(root)
             listed = ", ".join(f"{name}/" for name in list(split)[:10])
-            raise ValueError(f"{EXPECTED_TREE}\nbut the class folders in {where} hold no picture: {listed}.")
+            told = ""
+            if scan.skipped:
+                others = ", ".join(f"{count} {what}" for what, count in scan.skipped.most_common(4))
+                told = f" Left out: {others}. If these are pictures, name their endings in data.suffixes."
+            raise ValueError(f"{EXPECTED_TREE}\nbut the class folders in {where} hold no picture: {listed}.{told}")
     main = TRAIN if TRAIN in found else UNASSIGNED
     if main in found:
         empty = [name for name, pictures in found[main].items() if not pictures and name in (given or [name])]
