@@ -171,8 +171,9 @@ def time_to_accuracy() -> list[str]:
             ratio = ratio_to_end(ways["vit"], ways[way])
             told.append(f"`vit` reaches the end of `{way}` {f'{ratio:.1f} times sooner' if ratio else 'never'}.")
     what = (
-        f"The same DINOv2-S weights fine-tuned on {record['train']:,} Fashion-MNIST pictures, one thread, from Enter; on the "
-        f"way {record['on_the_way']:,} of the 10,000 test pictures, at the end all. The number in a name is the size in pixels."
+        f"The same DINOv2-S weights fine-tuned on {record['train']:,} Fashion-MNIST pictures, one thread, from Enter; on "
+        f"the way {record['on_the_way']:,} of the 10,000 test pictures, at the end all. The number in a name is the size "
+        "in pixels."
     )
     return [what, "", *lines, "", *told, "", machine(record)]
 
@@ -182,11 +183,14 @@ def recipe_auto() -> list[str]:
     record = read("recipe_auto")
     if record is None:
         return ["Not measured."]
+    rows_by_name = complete(record["rows"])
+    if not rows_by_name:
+        return ["Not measured on all seeds yet."]
     lines = [
         "| folder | weights | test pictures | auto | best of 4 | difference, 95 % interval |",
         "|---|---|---|---|---|---|",
     ]
-    for name, rows in complete(record["rows"]).items():
+    for name, rows in rows_by_name.items():
         differences = [100 * (row["auto"] - row["sweep"]) for row in rows]
         low, high = interval(differences)
         scores = [f"{100 * mean(row[side] for row in rows):.2f} %" for side in ("auto", "sweep")]
@@ -196,8 +200,8 @@ def recipe_auto() -> list[str]:
             f"{mean(differences):+.2f} ({low:+.2f} to {high:+.2f}) |"
         )
     what = (
-        "One run of `recipe: auto` against the best on val of four learning rates with the plain defaults and as many epochs; "
-        "mean of 3 seeds, each with other training pictures, the interval by Student's t."
+        "One run of `recipe: auto` against the best on val of four learning rates with the plain defaults and as many "
+        "epochs; mean of 3 seeds, each with other training pictures, the interval by Student's t."
     )
     return [what, "", *lines, "", machine(record)]
 
