@@ -171,9 +171,9 @@ def time_to_accuracy() -> list[str]:
             ratio = ratio_to_end(ways["vit"], ways[way])
             told.append(f"`vit` reaches the end of `{way}` {f'{ratio:.1f} times sooner' if ratio else 'never'}.")
     what = (
-        f"The same DINOv2-S weights fine-tuned on {record['train']:,} Fashion-MNIST pictures, one thread, from Enter; on "
-        f"the way {record['on_the_way']:,} of the 10,000 test pictures, at the end all. The number in a name is the size "
-        "in pixels."
+        f"The same DINOv2-S weights fine-tuned on {record['train']:,} Fashion-MNIST pictures, one thread, from Enter; "
+        f"on the way {record['on_the_way']:,} of the 10,000 test pictures, at the end all. The number in a name is "
+        "the size in pixels."
     )
     return [what, "", *lines, "", *told, "", machine(record)]
 
