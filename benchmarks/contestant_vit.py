@@ -14,14 +14,14 @@ from vit.run import session
 
 
 class Look(Callback):
-    """Takes points of a fit of this toolkit: before the first step, and a few times an epoch, less often later."""
+    """Takes points of a fit of this toolkit: before the first step, in the middle of the first epoch, after each."""
 
     points: Points
 
     def on_train_batch_start(self, trainer: Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         """Test, and put the modules' modes back."""
-        part = max(1, int(trainer.num_training_batches) // (4 if trainer.current_epoch == 0 else 2))
-        if batch_idx % part == 0:
+        middle = int(trainer.num_training_batches) // 2 if trainer.current_epoch == 0 else 0
+        if batch_idx in (0, middle):
             modes = [(part, part.training) for part in module.modules()]
             module.eval()
             self.points(ours(module.net, module.preprocessing))

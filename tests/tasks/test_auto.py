@@ -72,6 +72,19 @@ def test_wider_weights_learn_more_slowly():
     assert changed(start=wide)["model.optim.lr"] < changed()["model.optim.lr"]
 
 
+def test_large_weights_start_slowly_and_keep_all_their_layers():
+    small = dataclasses.replace(LARGE, parameters=700_000)
+    assert changed()["model.optim.lr"] < changed(start=small)["model.optim.lr"] / 2
+    assert changed()["model.schedule.warmup"] > 0.1
+    assert "model.schedule.warmup" not in changed(start=small)
+    assert "model.encoder.drop_path" not in changed(pictures=500)
+
+
+def test_small_pictures_are_shown_to_their_edges():
+    assert changed(side=28)["model.preprocessing.crop_pct"] == 1.0
+    assert "model.preprocessing.crop_pct" not in changed(side=200)
+
+
 def test_small_pictures_from_scratch_get_small_patches():  # C2
     chosen = changed(start=None, side=32)
     assert (chosen["model.encoder.image_size"], chosen["model.encoder.patch_size"]) == (32, 4)
