@@ -98,8 +98,8 @@ def _from_weights(facts: Facts, start: Start) -> dict[str, Choice]:
         chosen["data.augment.preset"] = Choice("none", "features of the pictures as they are")
         return chosen
     large = start.parameters >= _LARGE
-    # Measured on DINOv2-S: 2e-4 takes a ridge start of 83 % to 54 % within 16 steps; 5e-5 to 1e-4, slowly reached, improve
-    # it. Stochastic depth undoes such weights as well (87 % to 60 % at 0.1), unless they were trained with it.
+    # Measured on DINOv2-S: 2e-4 takes a ridge start of 83 % to 54 % within 16 steps; 5e-5 to 1e-4, slowly reached,
+    # improve it. Stochastic depth undoes such weights too (87 % to 60 % at 0.1), unless they were trained with it.
     rate = (1e-4 if large else 3e-4) * math.sqrt(384 / start.width)
     chosen["model.optim.lr"] = Choice(rate, f"pre-trained weights of width {start.width}")
     if large:
