@@ -47,4 +47,4 @@ def vit(folder: Path, weights: str, work: Path, points: Points) -> None:
     run = session.fit(words)
     assert run is not None
     best = toolkit.load(run)
-    points(ours(best.net, best.preprocessing), last=True)
+    points(lambda pictures: best.logits(torch.stack([best.prepare(picture) for picture in pictures])), last=True)
