@@ -115,7 +115,11 @@ def probe(folder: Path, weights: str, work: Path, points: Points, *, size: int) 
     with torch.inference_mode():
         x = torch.cat([features(images) for images, _ in DataLoader(data, 50)])
     head = LogisticRegressionCV(
-        Cs=[10.0**k for k in range(-5, 2)], max_iter=2000, l1_ratios=(0,), use_legacy_attributes=False
+        Cs=[10.0**k for k in range(-5, 2)],
+        max_iter=2000,
+        scoring="accuracy",
+        l1_ratios=(0,),
+        use_legacy_attributes=False,
     )
     head.fit(x.numpy(), data.targets)
     linear = nn.Linear(x.shape[1], len(data.classes))
