@@ -31,11 +31,16 @@ def read_idx(file: Path) -> np.ndarray:
     return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape)
 
 
+def clothing(prefix: str, source: Path = Path(DEBIAN)) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures and labels of Fashion-MNIST's `train` or `t10k` set."""
+    images, labels = (read_idx(next(source.glob(f"{prefix}-{part}*"))) for part in ("images", "labels"))
+    return images, labels
+
+
 def make_folder(source: Path, target: Path) -> None:
     """The first pictures of each class as class folders: train and val from one set, test from the other."""
     for prefix, splits in (("train", ("train", "val")), ("t10k", ("test",))):
-        images = read_idx(next(source.glob(f"{prefix}-images*")))
-        labels = read_idx(next(source.glob(f"{prefix}-labels*")))
+        images, labels = clothing(prefix, source)
         for k, name in enumerate(NAMES):
             chosen = iter(np.flatnonzero(labels == k))
             for split in splits:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageFilter, ImageOps
-from pretrained import DEBIAN, NAMES, read_idx
+from pretrained import NAMES
+from pretrained import clothing as read_clothing
 from sklearn.datasets import load_digits, load_sample_images
 
 Draw = Iterator[tuple[Image.Image, str]]
@@ -36,7 +37,7 @@ class Pool(NamedTuple):
 
 def clothing() -> Pool:
     """Fashion-MNIST's test pictures."""
-    images, labels = (read_idx(next(Path(DEBIAN).glob(f"t10k-{part}*"))) for part in ("images", "labels"))
+    images, labels = read_clothing("t10k")
     return Pool([Image.fromarray(image) for image in images], [NAMES[label] for label in labels])
 
 

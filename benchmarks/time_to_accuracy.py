@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from pretrained import DEBIAN, NAMES, read_idx
+from pretrained import NAMES, clothing
 from records import keep, read
 
 SIZE, DOCUMENTED = 112, 224  # pixels: what recipe auto chooses here, and what transformers' guide takes
@@ -43,7 +43,7 @@ STARTED = "TIME_TO_ACCURACY_STARTED"
 def make_folder(target: Path) -> None:
     """The first pictures of each class of Fashion-MNIST to train on, and all that are there to test."""
     for prefix, split, count in (("train", "train", PER_CLASS), ("t10k", "test", None)):
-        images, labels = (read_idx(next(Path(DEBIAN).glob(f"{prefix}-{part}*"))) for part in ("images", "labels"))
+        images, labels = clothing(prefix)
         for k, name in enumerate(f"{k}-{name}" for k, name in enumerate(NAMES)):  # folders in the order of the labels
             (target / split / name).mkdir(parents=True)
             for index in np.flatnonzero(labels == k)[:count]:
@@ -56,7 +56,7 @@ class Clock:
     def __init__(self, started: float) -> None:
         self.started, self.stopped, self.stopped_cpu = started, 0.0, 0.0
         self.points: list[dict[str, Any]] = []
-        images, labels = (read_idx(next(Path(DEBIAN).glob(f"t10k-{part}*"))) for part in ("images", "labels"))
+        images, labels = clothing("t10k")
         self.images, self.labels = [Image.fromarray(image) for image in images], torch.tensor(labels.astype(np.int64))
 
     @torch.no_grad()

@@ -1,5 +1,6 @@
 """Features of a frozen backbone in a fit: stored in the place of pictures, and a head in closed form from them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -67,8 +68,12 @@ def store_features(trainer: Trainer, net: Normalise, *, mixes: bool) -> Features
     limit = trainer.limit_train_batches
     if not isinstance(data, ImageDataModule) or isinstance(limit, int) or limit != 1.0:
         return None
-    found = {}
-    if (needed := _bytes(data, net)) > (free := available_memory() // 2):
+    kept = {
+        "val": bool(data.table.rows("val")) and trainer.limit_val_batches == 1.0,
+        "train": data.trains_as_evaluated and not mixes,
+    }
+    splits = [split for split, stored in kept.items() if stored]
+    if (needed := _bytes(data, net, splits)) > (free := available_memory() // 2):
         if trainer.is_global_zero:
             print(
                 f"head: features would take {needed / 1e9:.1f} GB, more than half of the free memory "
@@ -76,10 +81,7 @@ def store_features(trainer: Trainer, net: Normalise, *, mixes: bool) -> Features
                 flush=True,
             )
         return None
-    if data.table.rows("val") and trainer.limit_val_batches == 1.0:
-        found["val"] = split_features(trainer, net, "val")
-    if data.trains_as_evaluated and not mixes:
-        found["train"] = split_features(trainer, net, "train")
+    found = {split: split_features(trainer, net, split) for split in splits}
     data.features = {split: part.x for split, part in found.items()}
     if trainer.is_global_zero and found:
         counts = " and ".join(f"{len(part.x):,} {split}" for split, part in found.items())
@@ -87,10 +89,10 @@ def store_features(trainer: Trainer, net: Normalise, *, mixes: bool) -> Features
     return found.get("train")
 
 
-def _bytes(data: ImageDataModule, net: Normalise) -> int:
-    """Of stored features: float32 numbers of the train and val pictures."""
+def _bytes(data: ImageDataModule, net: Normalise, splits: Sequence[str]) -> int:
+    """Of the stored features of splits: float32 numbers."""
     assert isinstance(net.model, VisionTransformer)
-    return 4 * net.model.config.width * (len(data.table.rows("train")) + len(data.table.rows("val")))
+    return 4 * net.model.config.width * sum(len(data.table.rows(split)) for split in splits)
 
 
 @torch.no_grad()
