@@ -24,7 +24,11 @@ class Look(Callback):
         if batch_idx in (0, middle):
             modes = [(part, part.training) for part in module.modules()]
             module.eval()
+            if module.averaging is not None:  # test the weights that would be kept, as validation does
+                module.averaging.on_validation_start(trainer, module)
             self.points(ours(module.net, module.preprocessing))
+            if module.averaging is not None:
+                module.averaging.on_validation_end(trainer, module)
             for part, training in modes:
                 part.training = training
 

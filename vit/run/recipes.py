@@ -103,6 +103,7 @@ def look(data: ImageDataModule, config: Namespace) -> Facts:
         start=start,
         cores=available_cores(),
         gpu=accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available(),
+        sharded=any(kind in str(config.trainer.strategy) for kind in ("fsdp", "deepspeed", "model_parallel")),
     )
 
 

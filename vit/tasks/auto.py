@@ -41,6 +41,7 @@ class Facts:
         start: the weights; None from scratch.
         cores: processor cores.
         gpu: whether a GPU computes.
+        sharded: the weights are divided among processes (FSDP, DeepSpeed).
     """
 
     pictures: int
@@ -50,6 +51,7 @@ class Facts:
     start: Start | None
     cores: int
     gpu: bool
+    sharded: bool = False
 
 
 # Rough speeds in operations per second, only to tell minutes from hours: one core in float32, and one GPU.
@@ -72,6 +74,8 @@ def auto(facts: Facts) -> dict[str, Choice]:
     if batch.value != 64:
         scaled = lr.value * math.sqrt(batch.value / 64)
         chosen["model.optim.lr"] = Choice(float(f"{scaled:.2g}"), f"{lr.why}; by the square root of the batch")
+    if facts.start is not None and facts.start.parameters >= _LARGE and "model.method" not in chosen:
+        chosen |= _average(facts, chosen["trainer.max_epochs"].value * max(1, facts.pictures // batch.value))
     if _letters(facts.classes):
         chosen["data.augment.flip"] = Choice(0.0, "classes are letters or digits, which a flip would spoil")
     if not facts.multi_label:
@@ -184,6 +188,18 @@ def _batch(facts: Facts) -> Choice:
         size = 256
     steps = facts.pictures // size
     return Choice(size, f"{steps:,} steps an epoch")
+
+
+def _average(facts: Facts, steps: int) -> dict[str, Choice]:
+    """An average over about the last tenth of all steps.
+
+    Measured on DINOv2-S (2,000 pictures, 56 pixels): on the way from a ridge start the live weights fall from 83 % to
+    74 % and come back, at any rate from 7e-6 to 7e-5; their average never falls below 82 % and ends as high.
+    """
+    if facts.sharded:
+        return {}
+    decay = min(0.999, max(0.9, 1 - 10 / max(1, steps)))
+    return {"model.optim.ema": Choice(float(f"{decay:.3g}"), "single steps upset large weights, their average is calm")}
 
 
 def _letters(classes: tuple[str, ...]) -> bool:
