@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vit.data.decode import FORMATS, DecodeError, _say_once, decode, is_picture
+from vit.data.decode import decode, is_picture
+from vit.data.header import FORMATS, DecodeError, say_once
 
 
 def saved(picture, format_name, **options) -> bytes:
@@ -88,7 +89,7 @@ def test_a_colour_declared_transparent_shows_the_background():
 # A19
 def test_cmyk_becomes_rgb_and_is_said_once(caplog):
 
-    _say_once.cache_clear()
+    say_once.cache_clear()
     data = saved(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=100)
     with caplog.at_level("WARNING", "vit.data"):
         for _ in range(2):
@@ -153,7 +154,7 @@ def test_a_deep_grey_declared_transparent_shows_the_background():
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
 @pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP"])
 def test_damaged_exif_does_not_cost_the_picture(draw, caplog, format_name):
-    _say_once.cache_clear()
+    say_once.cache_clear()
     exif = Image.Exif()
     exif[0x0112], exif[0x010F] = 6, "Maker"
     picture = draw(12, 8)
@@ -226,7 +227,7 @@ def test_formats_beyond_pictures_are_refused():
 def test_an_error_from_a_worker_keeps_its_message_alone():
     error = DecodeError(
         "Caught DecodeError in DataLoader worker process 0.\nOriginal Traceback (most recent "
-        "call last):\n  File x\nvit.data.decode.DecodeError: a.png: is broken\n"
+        "call last):\n  File x\nvit.data.header.DecodeError: a.png: is broken\n"
     )
     assert str(error) == "a.png: is broken"
     assert str(pickle.loads(pickle.dumps(error))) == "a.png: is broken"

@@ -9,7 +9,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from vit.data import Augmentation, Folder, ImageDataModule, Preprocessing
-from vit.data.decode import View, dct_scale, decode, decode_view, read_header
+from vit.data.decode import View, dct_scale, decode, decode_view
+from vit.data.header import read_header
 from vit.data.jpeg import decode_tensor_view, fits_tensors
 from vit.data.sampler import Key, mix, seeded
 

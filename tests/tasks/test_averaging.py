@@ -80,12 +80,13 @@ def fit(tmp_path, root, *, epochs, ckpt=None, watch=None, **optim):
     return net, made
 
 
-def test_the_average_equals_the_hand_computation_and_is_what_stays(tmp_path, tiny_folder):  # C13
+@pytest.mark.parametrize("warmup", [True, False], ids=["with a warm-up", "without"])
+def test_the_average_equals_the_hand_computation_and_is_what_stays(tmp_path, tiny_folder, warmup):  # C13
     watch = Watch()
-    net, made = fit(tmp_path, tiny_folder, epochs=2, watch=watch, ema=0.4, ema_start=2)
+    net, made = fit(tmp_path, tiny_folder, epochs=2, watch=watch, ema=0.4, ema_start=2, ema_warmup=warmup)
     average = watch.steps[2]
     for n, new in enumerate(watch.steps[3:], start=1):
-        decay = min(0.4, (1 + n) / (10 + n))
+        decay = min(0.4, (1 + n) / (10 + n)) if warmup else 0.4
         average = {name: decay * value + (1 - decay) * new[name] for name, value in average.items()}
     final = weights(net)
     assert all(torch.allclose(final[name], average[name], atol=1e-6) for name in final)

@@ -6,9 +6,9 @@ from vit.data.augment import Augmentation
 from vit.data.batch import Batch
 from vit.data.cifar import CIFAR10, CIFAR100
 from vit.data.csv_table import Table
-from vit.data.decode import DecodeError
 from vit.data.digits import Digits
 from vit.data.folder import Folder
+from vit.data.header import DecodeError
 from vit.data.hugging_face import HuggingFace
 from vit.data.idx import IDX, MNIST, FashionMNIST
 from vit.data.imagenet import ImageNet

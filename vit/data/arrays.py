@@ -17,18 +17,8 @@ from PIL import Image, ImageSequence
 from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor, cat
 
-from vit.data.decode import (
-    MAX_PIXELS,
-    DecodeError,
-    Header,
-    check_size,
-    decode,
-    encoded,
-    named,
-    read_header,
-    to_8_bits,
-    turned,
-)
+from vit.data.decode import decode, encoded, named, to_8_bits
+from vit.data.header import MAX_PIXELS, DecodeError, Header, check_size, read_header, turned
 from vit.data.transforms import Preprocessing, evaluation_transform
 
 _NUMPY = b"\x93NUMPY"
@@ -207,7 +197,7 @@ def _from_picture(data: bytes, preprocessing: Preprocessing, max_pixels: int) ->
 
 def _planes(header: Header, channels: int) -> Shaped[ndarray, "c h w"] | None:
     """Channels of a picture as Pillow reads it; None where it has another number of them."""
-    picture, orientation = header
+    picture, orientation = header.picture, header.orientation
     if isinstance(picture, TiffImageFile) and picture.n_frames == channels > 1:
         pages = [turned(page.copy(), orientation) for page in ImageSequence.Iterator(picture)]
         if all(len(page.getbands()) == 1 and page.mode != "P" and page.size == pages[0].size for page in pages):

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
-from vit.data.decode import MAX_PIXELS
 from vit.data.facts import Facts, inspect
+from vit.data.header import MAX_PIXELS
 from vit.data.source import available_cores
 from vit.data.table import SPLITS, DataTable
 from vit.data.transforms import Preprocessing

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from vit.data.audit import Audit, Finding, audit, class_names
-from vit.data.decode import DecodeError
 from vit.data.facts import look
+from vit.data.header import DecodeError
 from vit.data.source import Source
 from vit.data.split import write_split
 from vit.data.table import SPLITS

@@ -14,7 +14,8 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 
 from vit.data.arrays import decode_channels, evaluated, is_array
 from vit.data.cache import PictureCache
-from vit.data.decode import DecodeError, View, decode, decode_view, named, read_header
+from vit.data.decode import View, decode, decode_view, named
+from vit.data.header import DecodeError, read_header
 from vit.data.jpeg import decode_tensor_view, fits_tensors, part_of
 from vit.data.sampler import Key, mix, seeded
 from vit.data.table import DataTable

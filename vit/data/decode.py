@@ -1,35 +1,17 @@
 """Bytes of any picture file -> an upright 8-bit picture, RGB or grey. Nothing is clipped, nothing guessed."""
 
-import functools
-import io
-import logging
 import os
-import struct
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Shaped, UInt8
 from numpy import ndarray
-from PIL import (  # noqa: F401  (importing a plugin registers its format)
-    AvifImagePlugin,
-    BmpImagePlugin,
-    GifImagePlugin,
-    Image,
-    Jpeg2KImagePlugin,
-    JpegImagePlugin,
-    PngImagePlugin,
-    PpmImagePlugin,
-    TiffImagePlugin,
-    WebPImagePlugin,
-)
+from PIL import Image
 
-log = logging.getLogger("vit.data")
+from vit.data.header import MAX_PIXELS, DecodeError, Header, read_header, say_once, turned
 
 T = TypeVar("T")
-
-# Pillow also opens PostScript, which runs an interpreter, and formats that no camera writes.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "HEIF")
 
 SUFFIXES = frozenset(
     {
@@ -53,9 +35,6 @@ SUFFIXES = frozenset(
     }
 )
 
-# The size at which Pillow itself refuses a file as a decompression bomb (twice its MAX_IMAGE_PIXELS).
-MAX_PIXELS = 178_956_970
-
 WHITE = (255, 255, 255)
 
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
@@ -67,28 +46,6 @@ _DCT_SCALES = (8, 4, 2)
 # Wanted pixels per side that are left for the resize, which smooths better than the decoder: with 1.25 the mean
 # difference from a full decode is 0.4 grey levels on 1600 x 1200 photographs, with 1 it is 1.0.
 VIEW_MARGIN = 1.25
-
-# EXIF orientation -> what turns the stored pixels upright; 1 is upright.
-_ORIENTATION = 0x0112
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-# What undoes a turn, where it is another one.
-_INVERSE = {6: 8, 8: 6}
-
-
-class DecodeError(ValueError):
-    """A picture that cannot be used; the message names its file."""
-
-    def __init__(self, message: str) -> None:
-        # A loader's worker process re-raises with its traceback in front of the message: keep the message.
-        super().__init__(message.rpartition("DecodeError: ")[2].strip())
 
 
 def is_picture(name: str) -> bool:
@@ -108,24 +65,6 @@ class View(NamedTuple):
     box: tuple[float, float, float, float]
     width: int
     height: int
-
-
-class Header(NamedTuple):
-    """What is known of a picture before its pixels are decoded.
-
-    Args:
-        picture: opened, not loaded.
-        orientation: how its pixels are to be turned, as the EXIF orientations 1 (not at all) to 8.
-    """
-
-    picture: Image.Image
-    orientation: int
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height of the upright picture."""
-        width, height = self.picture.size
-        return (height, width) if self.orientation >= 5 else (width, height)
 
 
 def decode(
@@ -160,9 +99,10 @@ def decode(
     data, name = encoded(source, name)
 
     def pixels() -> Image.Image:
-        picture, orientation = read_header(data, max_pixels=max_pixels, orient=orient)
-        picture.load()
-        return _to_channels(_to_8_bit(turned(picture, orientation), value_range), channels, background)
+        header = read_header(data, max_pixels=max_pixels, orient=orient)
+        header.picture.load()
+        upright = turned(header.picture, header.orientation)
+        return _to_channels(_to_8_bit(upright, value_range), channels, background)
 
     return named(pixels, name)
 
@@ -197,20 +137,6 @@ def named(work: Callable[[], T], name: str | Callable[[], str]) -> T:
         raise DecodeError(f"{said()}: the picture is damaged ({error}). Replace or remove the file.") from error
 
 
-def read_header(data: bytes, *, max_pixels: int = MAX_PIXELS, orient: bool = True) -> Header:
-    """Open a picture without decoding its pixels.
-
-    Raises:
-        DecodeError: no picture, or one of more than `max_pixels`.
-    """
-    picture = _open(data)
-    check_size(picture.size, max_pixels)
-    orientation = _orientation(picture)
-    if picture.format == "TIFF":  # Pillow turns these upright itself, whether one wants it or not
-        return Header(picture, 1 if orient else _INVERSE.get(orientation, orientation))
-    return Header(picture, orientation if orient else 1)
-
-
 def decode_view(
     header: Header,
     view: View,
@@ -233,7 +159,7 @@ def decode_view(
     Raises:
         DecodeError: values that cannot become 8 bits, see `decode`. Damaged pixels raise what Pillow raises.
     """
-    picture, orientation = header
+    picture, orientation = header.picture, header.orientation
     scale = dct_scale(header, view)
     left, top, right, bottom = (edge / scale for edge in _stored_box(view.box, header.size, orientation))
     if scale > 1:
@@ -247,7 +173,7 @@ def decode_view(
 
 def dct_scale(header: Header, view: View) -> int:
     """The largest of 1, 2, 4, 8 by which a JPEG may shrink while the view keeps a quarter more pixels than wanted."""
-    if header.picture.format not in ("JPEG", "MPO"):
+    if header.format not in ("JPEG", "MPO"):
         return 1
     left, top, right, bottom = view.box
     room = min((right - left) / view.width, (bottom - top) / view.height) / VIEW_MARGIN
@@ -270,60 +196,6 @@ def _stored_box(
         7: (height - bottom, width - right, height - top, width - left),
         8: (height - bottom, left, height - top, right),
     }[orientation]
-
-
-def _open(data: bytes) -> Image.Image:
-    """`PIL.Image.open` without its process-wide pixel limit, for the formats of `FORMATS` only."""
-    for format_name in FORMATS:
-        if format_name not in Image.OPEN:
-            continue
-        factory, accept = Image.OPEN[format_name]
-        if accept is not None and not _accepts(accept(data[:16])):
-            continue
-        try:
-            return factory(io.BytesIO(data), "")
-        except (SyntaxError, IndexError, TypeError, struct.error):
-            continue  # accepted by its first bytes, refused by its header: another format may read it
-    came = f"its first bytes are {data[:16]!r}" if data else "the file is empty"
-    raise DecodeError(f"expected a picture ({', '.join(FORMATS)}), but {came}. Replace or remove the file.")
-
-
-def _accepts(answer: object) -> bool:
-    """A plugin answers with a text when it knows the format but lacks the library to read it."""
-    return bool(answer) and not isinstance(answer, str)
-
-
-def check_size(size: tuple[int, int], max_pixels: int) -> None:
-    """Refuse a picture of more pixels; size is width and height.
-
-    Raises:
-        DecodeError: it has more.
-    """
-    width, height = size
-    if width * height > max_pixels:
-        raise DecodeError(
-            f"expected at most {max_pixels:,} pixels, but the picture has {width} x {height} = "
-            f"{width * height:,}. If it is genuine, raise the data option max_pixels."
-        )
-
-
-def _orientation(picture: Image.Image) -> int:
-    """EXIF orientation; a picture whose EXIF cannot be read is shown as stored, as viewers do."""
-    try:
-        orientation = picture.getexif().get(_ORIENTATION, 1)
-    except Exception:  # EXIF is a small file format of its own, with all its ways to be damaged
-        _say_once("some pictures have damaged EXIF data; they are taken as upright")
-        return 1
-    return orientation if orientation in _TURNS else 1
-
-
-def turned(picture: Image.Image, orientation: int) -> Image.Image:
-    """A stored picture, turned by its EXIF orientation."""
-    if orientation == 1:
-        return picture
-    turned = picture.transpose(_TURNS[orientation])
-    turned.info = picture.info
-    return turned
 
 
 def _to_8_bit(picture: Image.Image, value_range: tuple[float, float] | None) -> Image.Image:
@@ -369,7 +241,7 @@ def _to_channels(picture: Image.Image, channels: int, background: tuple[int, int
         behind = Image.new("RGBA", rgba.size, (*background, 255))
         picture = Image.alpha_composite(behind, rgba).convert("RGB")
     if picture.mode == "CMYK":
-        _say_once("some pictures are CMYK; they are turned into RGB without a colour profile")
+        say_once("some pictures are CMYK; they are turned into RGB without a colour profile")
     target = "RGB" if channels == 3 else "L"
     if picture.mode == target:
         return picture
@@ -378,8 +250,3 @@ def _to_channels(picture: Image.Image, channels: int, background: tuple[int, int
     if target == "L" and picture.mode not in ("1", "L", "RGB"):
         picture = picture.convert("RGB")
     return picture.convert(target)
-
-
-@functools.cache
-def _say_once(line: str) -> None:
-    log.warning(line)

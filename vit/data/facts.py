@@ -12,7 +12,8 @@ from numpy import ndarray
 from PIL import Image
 
 from vit.data.arrays import decode_channels, is_array, is_numpy, is_tiff, stored_shape
-from vit.data.decode import MAX_PIXELS, DecodeError, View, decode_view, named, read_header
+from vit.data.decode import View, decode_view, named
+from vit.data.header import MAX_PIXELS, DecodeError, read_header
 from vit.data.table import DataTable
 from vit.data.transforms import Preprocessing
 

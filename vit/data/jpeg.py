@@ -8,7 +8,8 @@ from torch.nn.functional import interpolate
 from torchvision.io import ImageReadMode
 from torchvision.transforms.v2 import functional as F
 
-from vit.data.decode import Header, View, dct_scale
+from vit.data.decode import View, dct_scale
+from vit.data.header import Header
 
 _RGB = ImageReadMode.RGB.value
 
@@ -25,8 +26,8 @@ def fits_tensors(header: Header, view: View, resample: Image.Resampling, channel
     Only Pillow decodes a JPEG at a part of its size, so it is faster wherever the view allows that.
     """
     return (
-        header.picture.format == "JPEG"
-        and header.picture.mode == "RGB"
+        header.format == "JPEG"
+        and header.mode == "RGB"
         and channels == 3
         and header.orientation == 1
         and resample in _TENSOR_FILTERS

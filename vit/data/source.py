@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from vit.data.decode import MAX_PIXELS
+from vit.data.header import MAX_PIXELS
 from vit.data.sampler import TrainSampler
 from vit.data.split import apply_split_file, fill_splits, groups_by_pattern
 from vit.data.table import DataTable, Rows, write_table

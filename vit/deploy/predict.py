@@ -17,7 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from vit.data.arrays import evaluated
-from vit.data.decode import DecodeError, is_picture
+from vit.data.decode import is_picture
+from vit.data.header import DecodeError
 from vit.data.transforms import Preprocessing
 from vit.models.normalise import Normalise
 from vit.models.vit import VisionTransformer

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
-from vit.data.decode import DecodeError, read_header
+from vit.data.header import DecodeError, read_header
 from vit.data.module import ImageDataModule
 from vit.data.source import available_cores
 from vit.models.weights import load_weights
@@ -70,6 +70,7 @@ _DECIDED_BY = {
     "trainer.max_steps": ("trainer.max_epochs", "trainer.max_time"),
     "model.optim.lr": ("model.optim.name",),
     "model.optim.weight_decay": ("model.optim.name",),
+    "model.optim.ema_warmup": ("model.optim.ema",),
     "model.tuning.head_init": ("model.encoder.head", "model.loss.name"),
     "model.loss.label_smoothing": ("model.loss.name",),
     "data.augment.crop_scale": ("data.init_args.augment.preset",),

@@ -199,7 +199,10 @@ def _average(facts: Facts, steps: int) -> dict[str, Choice]:
     if facts.sharded:
         return {}
     decay = min(0.999, max(0.9, 1 - 10 / max(1, steps)))
-    return {"model.optim.ema": Choice(float(f"{decay:.3g}"), "single steps upset large weights, their average is calm")}
+    return {
+        "model.optim.ema": Choice(float(f"{decay:.3g}"), "single steps upset large weights, their average is calm"),
+        "model.optim.ema_warmup": Choice(False, "the first weights are good ones"),
+    }
 
 
 def _letters(classes: tuple[str, ...]) -> bool:

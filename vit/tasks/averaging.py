@@ -17,8 +17,8 @@ class Averaging(Callback):
 
     The average begins as the weights after step `start` + 1. After every further optimizer step it becomes
     d·average + (1 - d)·weights with d = min(decay, (1 + n) / (10 + n)) at the n-th update (the warm-up of TensorFlow's
-    `ExponentialMovingAverage`), so that a short run is not ruled by its first weights. Until it has begun, validation
-    and checkpoints see the live weights.
+    `ExponentialMovingAverage`), so that a short run is not ruled by its first weights; or d = decay from the start,
+    where the first weights are good ones. Until it has begun, validation and checkpoints see the live weights.
 
     A checkpoint's `state_dict` is what was scored. Under `averaging` it says which copy that is, and holds the live
     weights, from which training goes on bit for bit. Weights in low precision are averaged in float32. Every process
@@ -27,10 +27,11 @@ class Averaging(Callback):
     Args:
         decay: largest d, in (0, 1).
         start: optimizer steps before the average begins.
+        warmup: let d rise to `decay`.
     """
 
-    def __init__(self, decay: float, start: int = 0) -> None:
-        self.decay, self.start = decay, start
+    def __init__(self, decay: float, start: int = 0, *, warmup: bool = True) -> None:
+        self.decay, self.start, self.warmup = decay, start, warmup
         self.updates = 0
         self._average: dict[str, Tensor] = {}
         self._live: dict[str, Tensor] = {}
@@ -68,7 +69,7 @@ class Averaging(Callback):
     def _update(self, pl_module: LightningModule) -> None:
         named = pl_module.named_parameters()
         current = {n: p.detach() for n, p in named if p.requires_grad or n in self._average}
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warmup else self.decay
         self.updates += 1
         # What begins to learn later, as in gradual unfreezing, joins with the weights it has.
         for name in current.keys() - self._average.keys():

@@ -103,9 +103,9 @@ class Task(LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """The average of the weights, where it is asked for."""
-        decay = self.resolved.optim.ema
-        if decay is not None and self.averaging is None:
-            self.averaging = Averaging(decay)
+        o = self.resolved.optim
+        if o.ema is not None and self.averaging is None:
+            self.averaging = Averaging(o.ema, warmup=o.ema_warmup)
         return [] if self.averaging is None else [self.averaging]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

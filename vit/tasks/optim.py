@@ -32,6 +32,7 @@ class OptimConfig:
         ema: decay of an exponential moving average of the weights, in (0, 1), which is what is then scored and kept;
             see `vit.tasks.averaging`. None switches it off.
         ema_start: optimizer steps before the average begins; below 1 a share of all steps.
+        ema_warmup: let the average follow quickly at first; false trusts the first weights, where they are good ones.
         gradient_checkpointing: compute each block again in the backward pass: less memory, about a third more time.
         compile: compile the encoder's blocks with `torch.compile`; the first step takes a minute, the others less time.
 
@@ -49,6 +50,7 @@ class OptimConfig:
     clip: float | None = None
     ema: float | None = None
     ema_start: float = 0.0
+    ema_warmup: bool = True
     gradient_checkpointing: bool = False
     compile: bool = False
 
