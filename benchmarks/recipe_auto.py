@@ -92,9 +92,10 @@ def main(weights: str, names: list[str]) -> None:
             if any((r["weights"], r["folder"], r["seed"]) == (Path(weights).name, name, seed) for r in rows):
                 continue
             with tempfile.TemporaryDirectory() as place:
-                rows.append(one(name, weights, seed, Path(place)))
-            keep("recipe_auto", {"rates": RATES, "rows": rows})
-            print(rows[-1], flush=True)
+                row = one(name, weights, seed, Path(place))
+            rows = (read("recipe_auto") or {"rows": []})["rows"]  # another process may have added some
+            keep("recipe_auto", {"rates": RATES, "rows": [*rows, row]})
+            print(row, flush=True)
     show((read("recipe_auto") or {"rows": []})["rows"])
 
 

@@ -8,7 +8,9 @@ from vit.tasks.auto import Facts, Start, auto, paper, paper_rates
 
 LARGE = Start(parameters=22_000_000, width=384, patch_size=14, image_size=518)
 SMALL = Start(parameters=700_000, width=96, patch_size=7, image_size=28)
-PHOTOS = Facts(pictures=2000, classes=("cat", "dog"), multi_label=False, side=480, start=LARGE, cores=8, gpu=True)
+PHOTOS = Facts(
+    pictures=2000, val=300, classes=("cat", "dog"), multi_label=False, side=480, start=LARGE, cores=8, gpu=True
+)
 
 
 def values(facts, recipe=auto):
@@ -23,7 +25,7 @@ def test_every_choice_has_a_reason_and_plain_values():
     for facts in (PHOTOS, dataclasses.replace(PHOTOS, start=None), dataclasses.replace(PHOTOS, start=SMALL, gpu=False)):
         for recipe in (auto, paper):
             for name, choice in recipe(facts).items():
-                assert name.split(".")[0] in ("data", "model", "trainer")
+                assert name.split(".")[0] in ("data", "model", "monitor", "trainer")
                 assert choice.why
                 assert isinstance(choice.value, (int, float, str, tuple))
 
@@ -88,6 +90,12 @@ def test_large_weights_are_averaged_over_a_tenth_of_the_steps_where_all_of_them_
     assert changed(pictures=1_000_000)["model.optim.ema"] == 0.999
     for other in ({"start": SMALL}, {"start": None}, {"sharded": True}, {"gpu": False, "cores": 2, "pictures": 40_000}):
         assert not {"model.optim.ema", "model.optim.ema_warmup"} & changed(**other).keys()
+
+
+def test_few_val_pictures_choose_large_weights_by_their_loss():
+    assert changed()["monitor"] == "val_loss"
+    for other in ({"val": 0}, {"val": 5000}, {"start": SMALL}, {"start": None}):
+        assert "monitor" not in changed(**other)
 
 
 def test_small_pictures_are_shown_to_their_edges():

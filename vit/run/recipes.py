@@ -98,6 +98,7 @@ def look(data: ImageDataModule, config: Namespace) -> Facts:
     accelerator = str(config.trainer.accelerator)
     return Facts(
         pictures=max(1, len(data.table.rows("train"))),
+        val=len(data.table.rows("val")),
         classes=data.classes,
         multi_label=data.table.several,
         side=_side(data),

@@ -35,6 +35,7 @@ class Facts:
 
     Args:
         pictures: to train on.
+        val: pictures that choose the checkpoint.
         classes: their names.
         multi_label: pictures have several labels.
         side: median of the pictures' shorter sides in pixels.
@@ -45,6 +46,7 @@ class Facts:
     """
 
     pictures: int
+    val: int
     classes: tuple[str, ...]
     multi_label: bool
     side: int
@@ -58,6 +60,7 @@ class Facts:
 _CORE, _GPU = 40e9, 60e12
 _MINUTES = 30
 _LARGE = 10_000_000
+_FINE = 2000  # val pictures that tell accuracies apart by less than a point
 
 
 def auto(facts: Facts) -> dict[str, Choice]:
@@ -75,7 +78,7 @@ def auto(facts: Facts) -> dict[str, Choice]:
         scaled = lr.value * math.sqrt(batch.value / 64)
         chosen["model.optim.lr"] = Choice(float(f"{scaled:.2g}"), f"{lr.why}; by the square root of the batch")
     if facts.start is not None and facts.start.parameters >= _LARGE and "model.method" not in chosen:
-        chosen |= _average(facts, chosen["trainer.max_epochs"].value * max(1, facts.pictures // batch.value))
+        chosen |= _calm(facts, chosen["trainer.max_epochs"].value * max(1, facts.pictures // batch.value))
     if _letters(facts.classes):
         chosen["data.augment.flip"] = Choice(0.0, "classes are letters or digits, which a flip would spoil")
     if not facts.multi_label:
@@ -190,19 +193,25 @@ def _batch(facts: Facts) -> Choice:
     return Choice(size, f"{steps:,} steps an epoch")
 
 
-def _average(facts: Facts, steps: int) -> dict[str, Choice]:
-    """An average over about the last tenth of all steps.
+def _calm(facts: Facts, steps: int) -> dict[str, Choice]:
+    """What keeps chance out of the fine-tuning of large weights: an average over a tenth of all steps, chosen by loss.
 
-    Measured on DINOv2-S (2,000 pictures, 56 pixels): on the way from a ridge start the live weights fall from 83 % to
-    74 % and come back, at any rate from 7e-6 to 7e-5; their average never falls below 82 % and ends as high.
+    Measured on DINOv2-S, 2,000 pictures of clothing. On the way from a ridge start the live weights fall from 83 % to
+    74 % and come back, at any rate from 7e-6 to 7e-5; their average never falls below 82 % and ends as high. Of four
+    epochs, 200 val pictures called the first one the most accurate (85 to 84 %), which named 82.5 % of 10,000 others
+    right, while their loss fell to the end, and so did the error on 1,000 others, from 15 to 12 %.
     """
-    if facts.sharded:
-        return {}
-    decay = min(0.999, max(0.9, 1 - 10 / max(1, steps)))
-    return {
-        "model.optim.ema": Choice(float(f"{decay:.3g}"), "single steps upset large weights, their average is calm"),
-        "model.optim.ema_warmup": Choice(False, "the first weights are good ones"),
-    }
+    chosen = {}
+    if not facts.sharded:
+        decay = min(0.999, max(0.9, 1 - 10 / max(1, steps)))
+        why = "single steps upset large weights, their average is calm"
+        chosen["model.optim.ema"] = Choice(float(f"{decay:.3g}"), why)
+        chosen["model.optim.ema_warmup"] = Choice(False, "the first weights are good ones")
+    if 0 < facts.val < _FINE:
+        points = 100 * math.sqrt(0.15 * 0.85 / facts.val)
+        why = f"{facts.val:,} val pictures tell accuracies apart by some {points:.1f} points only, losses more finely"
+        chosen["monitor"] = Choice("val_loss", why)
+    return chosen
 
 
 def _letters(classes: tuple[str, ...]) -> bool:
