@@ -1,13 +1,17 @@
 """`--recipe` fills in what was not typed, says why, and what was typed wins."""
 
+import csv
+
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from vit.models.artifact import save_model
 from vit.models.sizes import vit_config
 from vit.models.vit import VisionTransformer
 from vit.run import session
+from vit.tasks import auto
 
 QUICK = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.limit_train_batches=2"]
 
@@ -50,6 +54,24 @@ def test_auto_chooses_says_why_and_is_recorded(tmp_path, photos, weights, capsys
     assert config["model"]["tuning"]["head_init"] == "ridge"
     assert config["trainer"]["max_epochs"] == 1, "what was typed wins"
     assert "max_epochs" not in out.partition("recipe")[2].partition("model ")[0]
+    assert "; val_acc chose the checkpoint" in out
+
+
+def test_large_weights_are_averaged_and_chosen_by_their_loss(tmp_path, photos, weights, capsys, monkeypatch):
+    monkeypatch.setattr(auto, "_LARGE", 1000)
+    words = ["--data=Folder", f"--data.root={photos}", f"--model.weights={weights}", "--trainer.max_epochs=2"]
+    run = fitted(tmp_path, *words)
+    out = capsys.readouterr().out
+    assert "monitor val_loss (6 val pictures tell accuracies apart by some 14.6 points only" in out
+    assert "; val_loss chose the checkpoint" in out
+    assert run.record["checkpoint"]["chosen_by"] == "val_loss"
+    held = torch.load(run.best, weights_only=True)
+    assert held["averaging"]["state_dict"] == "average"
+    rows = csv.DictReader((run.path / "metrics.csv").read_text().splitlines())
+    losses = {int(row["epoch"]): float(row["val_loss"]) for row in rows}
+    assert held["epoch"] + 1 == min(losses, key=losses.get)
+    typed = fitted(tmp_path, *words, "--monitor=val_acc")
+    assert typed.record["checkpoint"]["chosen_by"] == "val_acc"
 
 
 def test_what_is_typed_wins_also_in_a_file(tmp_path, photos, weights, capsys):

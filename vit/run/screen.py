@@ -11,7 +11,13 @@ from vit.run.folder import RunFolder
 
 
 def say_next(
-    run: RunFolder, values: dict[str, Any] | None, seconds: float, *, has_test: bool, has_classes: bool
+    run: RunFolder,
+    values: dict[str, Any] | None,
+    seconds: float,
+    *,
+    chosen_by: str | None,
+    has_test: bool,
+    has_classes: bool,
 ) -> None:
     """Print the result of a fit, where it lies, and what to try next.
 
@@ -19,13 +25,14 @@ def say_next(
         run: its folder.
         values: numbers of the val split; None where there is none.
         seconds: time of training.
+        chosen_by: the val value that chose the checkpoint; None where it is the last one.
         has_test: whether there are test pictures.
         has_classes: whether the model names pictures; one that was pre-trained without labels does not.
     """
     shown = as_typed(run.path)
     print(f"\ntrained in {seconds:.1f} s")
     if values is not None:
-        print(result_line("val", values) + ("; it chose the checkpoint" if run.best.exists() else ""))
+        print(result_line("val", values) + (f"; {chosen_by} chose the checkpoint" if chosen_by else ""))
     print(f"run     {shown}")
     if run.model.is_dir():
         print(f"model   {shown}/model")

@@ -336,7 +336,14 @@ def _finish(
             run.model, scored, classes=classes, preprocessing=preprocessing, provenance=provenance, several=several
         )
     run.update_record(record)
-    say_next(run, values, seconds, has_test=has_test, has_classes=isinstance(model, Classifier))
+    say_next(
+        run,
+        values,
+        seconds,
+        chosen_by=chosen["chosen_by"],
+        has_test=has_test,
+        has_classes=isinstance(model, Classifier),
+    )
 
 
 def _remove_if_empty(folder: Path) -> None:
