@@ -168,8 +168,8 @@ def time_to_accuracy() -> list[str]:
     told = [f"Not run yet: {', '.join(missing)}."] if (missing := [way for way in WAYS if way not in ways]) else []
     if "vit" in ways:
         told.append(
-            "What `vit` does after its first point (the average of the weights, val_loss as the monitor) was chosen with "
-            "curves on these test pictures in view, so that its end is not free of selection; its first point is."
+            "What `vit` does after its first point (the average of the weights, val_loss as the monitor) was chosen "
+            "with curves on these test pictures in view, so that its end is not free of selection; its first point is."
         )
     for way, _ in TARGETS:
         if way in ways and "vit" in ways:
