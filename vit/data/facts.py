@@ -13,11 +13,9 @@ from PIL import Image
 
 from vit.data.arrays import decode_channels, is_array, is_numpy, is_tiff, stored_shape
 from vit.data.decode import View, decode_view, named
-from vit.data.header import MAX_PIXELS, DecodeError, read_header
+from vit.data.header import MAX_PIXELS, ORIENTATION, DecodeError, read_header
 from vit.data.table import DataTable
 from vit.data.transforms import Preprocessing
-
-_ORIENTATION = 0x0112
 
 
 class Facts(NamedTuple):
@@ -117,7 +115,7 @@ def _picture(data: bytes, p: Preprocessing, max_pixels: int) -> Look:
     stored, (width, height) = header.picture, header.size
     # Before loading, which turns a TIFF upright.
     kind, mode, channels = stored.format or "", stored.mode, len(stored.getbands())
-    orientation = _or_one(lambda: stored.getexif().get(_ORIENTATION, 1))
+    orientation = _or_one(lambda: stored.getexif().get(ORIENTATION, 1))
     pixels = decode_view(
         header,
         View((0, 0, width, height), width, height),

@@ -27,7 +27,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000
 MAX_PIXELS = 178_956_970
 
 # EXIF orientation -> what turns the stored pixels upright; 1 is upright.
-_ORIENTATION = 0x0112
+ORIENTATION = 0x0112
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -183,7 +183,7 @@ def check_size(size: tuple[int, int], max_pixels: int) -> None:
 def _orientation(picture: Image.Image) -> int:
     """EXIF orientation; a picture whose EXIF cannot be read is shown as stored, as viewers do."""
     try:
-        orientation = picture.getexif().get(_ORIENTATION, 1)
+        orientation = picture.getexif().get(ORIENTATION, 1)
     except Exception:  # EXIF is a small file format of its own, with all its ways to be damaged
         say_once("some pictures have damaged EXIF data; they are taken as upright")
         return 1

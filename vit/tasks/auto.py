@@ -196,10 +196,11 @@ def _batch(facts: Facts) -> Choice:
 def _calm(facts: Facts, steps: int) -> dict[str, Choice]:
     """What keeps chance out of the fine-tuning of large weights: an average over a tenth of all steps, chosen by loss.
 
-    Measured on DINOv2-S, 2,000 pictures of clothing. At 56 pixels, on the way from a ridge start, the live weights fall
-    from 83 % to 74 % and come back (to 80 % at a tenth of the rate); their average stays above 81 % and ends as high. At
-    112 pixels, of four epochs, 200 val pictures called the first one the most accurate (85 to 84 %), which named 82.5 % of 10,000 others
-    right, while their loss fell to the end, and so did the error on 1,000 others, from 15 to 12 %.
+    Measured on DINOv2-S, 2,000 pictures of clothing. At 56 pixels, on the way from a ridge start, the live weights
+    fall from 83 % to 74 % and come back (to 80 % at a tenth of the rate); their average stays above 81 % and ends as
+    high. At 112 pixels, of four epochs, 200 val pictures called the first one the most accurate (85 to 84 %), which
+    named 82.5 % of 10,000 others right, while their loss fell to the end, and so did the error on 1,000 others, from
+    15 to 12 %.
     """
     chosen = {}
     if not facts.sharded:
