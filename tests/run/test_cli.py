@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -37,21 +36,14 @@ def run(capsys, *words):
     return code, out.out, out.err
 
 
-def seconds(*command):
-    started = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
-    return time.perf_counter() - started
+@pytest.mark.parametrize("code", ["import vit", "import vit.cli; vit.cli.main(['--help'])"])
+def test_help_and_import_load_nothing_that_takes_time(code):  # seconds stand in docs/records/startup.json
+    def loaded(code):
+        code += "; import sys; print(*{name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)"
+        out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+        return set(out.splitlines()[-1].split())
 
-
-def test_help_and_import_do_not_load_torch():
-    code = "import sys, vit, vit.cli; vit.cli.main(['--help']); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
-def test_help_answers_in_less_than_a_third_of_a_second():
-    command = [sys.executable, "-m", "vit.cli", "--help"]
-    assert min(seconds(*command) for _ in range(5)) < 0.3
-    assert min(seconds(sys.executable, "-c", "import vit") for _ in range(5)) < 0.2
+    assert loaded(code) - loaded("pass") == {"vit"}
 
 
 def test_no_verb_gives_short_help_with_an_example_and_exit_code_2(capsys):  # D12
@@ -74,6 +66,7 @@ BAD = {
     "a wrong option": (["-c", "quickstart", "--model.optim.lerning_rate", "1"], "no option --model.optim.lerning_rate"),
     "a wrong option of the data": (["-c", "quickstart", "--data.batchsize", "8"], "Did you mean data.batch_size"),
     "an abbreviation": (["-c", "quickstart", "--trainer.max_epoch", "3"], "Did you mean --trainer.max_epochs"),  # D13
+    "a data source left out": (["--data.root", "photos"], "expected --data beside --data.root, an option of Folder"),
     "a wrong source": (["--data", "Foldr"], "Did you mean Folder"),
     "no data": ([], "expected data"),
     "a folder source without its root": (["--data", "Folder"], "--data.root"),

@@ -85,6 +85,20 @@ def test_what_is_typed_wins_also_in_a_file(tmp_path, photos, weights, capsys):
     assert "lr 0.002 is high for pre-trained weights" in out  # C3
 
 
+def test_what_is_typed_is_what_the_other_choices_follow_from(tmp_path, photos, weights, capsys):
+    words = ["--data=Folder", f"--data.root={photos}", f"--model.weights={weights}", "--dry_run"]
+    fitted(tmp_path, *words, "--model.method=lora")
+    out = capsys.readouterr().out
+    assert "model.optim" not in out
+    assert "lr 0.003" in out
+    assert "the few parameters of lora" in out
+    rates = []
+    for batch in (4, 16):
+        fitted(tmp_path, *words, f"--data.batch_size={batch}")
+        rates.append(float(capsys.readouterr().out.split("model.optim.lr ")[1].split()[0]))
+    assert rates[1] == pytest.approx(2 * rates[0], rel=0.05)
+
+
 def test_none_takes_the_defaults(tmp_path, photos, capsys):
     fitted(
         tmp_path,

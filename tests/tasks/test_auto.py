@@ -92,6 +92,61 @@ def test_large_weights_are_averaged_over_a_tenth_of_the_steps_where_all_of_them_
         assert not {"model.optim.ema", "model.optim.ema_warmup"} & changed(**other).keys()
 
 
+def typed(**options):
+    return changed(typed={name.replace("__", "."): value for name, value in options.items()})
+
+
+def test_a_typed_batch_sets_the_rate():
+    assert typed(data__batch_size=256)["model.optim.lr"] == pytest.approx(
+        2 * typed(data__batch_size=64)["model.optim.lr"]
+    )
+    assert typed(data__batch_size=32)["model.optim.lr"] == changed()["model.optim.lr"], "32 is what auto takes here"
+
+
+def test_typed_epochs_steps_and_batches_set_the_length_of_the_average():
+    def reach(**options):
+        return 1 / (1 - typed(**options)["model.optim.ema"])
+
+    assert reach(trainer__max_epochs=10) == pytest.approx(10 * 62 / 10, rel=0.05)
+    assert reach(trainer__max_steps=400) == pytest.approx(40, rel=0.05)
+    assert reach(trainer__max_steps=-1) == reach(), "-1 is Lightning's word for no limit"
+    assert reach(trainer__max_epochs=10, data__batch_size=4) == pytest.approx(10 * 500 / 10, rel=0.05)
+
+
+@pytest.mark.parametrize("method", ["lora", "bitfit", "norms"])
+def test_methods_that_train_few_parameters_keep_their_own_rates(method):
+    rates = {"model.optim.lr", "model.optim.weight_decay", "model.optim.layer_decay", "model.optim.ema", "monitor"}
+    for start in (LARGE, SMALL):
+        chosen = changed(start=start, typed={"model.method": method})
+        assert not rates & chosen.keys()
+        assert chosen["trainer.max_epochs"] == changed(start=start)["trainer.max_epochs"]
+        assert chosen["model.tuning.head_init"] == "ridge"
+
+
+def test_a_typed_head_is_treated_as_a_chosen_one():
+    hopeless = changed(gpu=False, cores=2, pictures=40_000)
+    asked = typed(model__method="head")
+    assert "model.method" not in asked
+    for name in ("model.optim.weight_decay", "data.augment.preset", "trainer.max_epochs"):
+        assert asked[name] == hopeless[name]
+    assert asked["model.optim.lr"] < hopeless["model.optim.lr"] < 2 * asked["model.optim.lr"], "by the batch alone"
+    assert "model.optim.ema" not in asked
+
+
+def test_a_typed_method_is_not_given_up_for_want_of_time():
+    slow = changed(gpu=False, cores=2, pictures=40_000, typed={"model.method": "full"})
+    assert "model.method" not in slow
+    assert slow["trainer.max_epochs"] == 1
+
+
+def test_a_typed_size_counts_in_the_time():
+    laptop = {"gpu": False, "cores": 2}
+    small, wide, large = (
+        changed(**laptop, typed={"model.encoder.image_size": size}) for size in (112, [112, 224], 224)
+    )
+    assert small["trainer.max_epochs"] > wide["trainer.max_epochs"] > large["trainer.max_epochs"]
+
+
 def test_few_val_pictures_choose_large_weights_by_their_loss():
     assert changed()["monitor"] == "val_loss"
     for other in ({"val": 0}, {"val": 5000}, {"start": SMALL}, {"start": None}):

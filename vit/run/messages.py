@@ -62,8 +62,11 @@ def _about_data(message: str, came: str, sources: Mapping[str, type]) -> str | N
     named = re.search(r"class_path='?\"?(?:[\w.]*\.)?(\w+)|'class_path': '(?:[\w.]*\.)?(\w+)'", came)
     source = next((part for part in named.groups() if part), None) if named else None
     if found := re.search(r"Option '([\w.]+)' is not accepted", message):
+        if source is None and (owners := _owners(found.group(1), sources)):
+            who = f"{', '.join(owners)}: add --data {owners[0]}, say"
+            return f"expected --data beside --data.{found.group(1)}, an option of {who}."
         known = sources.get(source or "", None)
-        names = [f.name for f in fields(known)] if known and is_dataclass(known) else _all_fields(sources)
+        names = _fields(known) if known else list(dict.fromkeys(x for cls in sources.values() for x in _fields(cls)))
         return f"there is no option data.{found.group(1)}.{did_you_mean(found.group(1), names, 'data.')}"
     if found := re.search(r"arguments are required: ([\w., ]+?)\.?(?:\n|$)", message):
         options = ", ".join(f"--data.{name.strip()}" for name in found.group(1).split(","))
@@ -79,8 +82,14 @@ def _about_data(message: str, came: str, sources: Mapping[str, type]) -> str | N
     return None
 
 
-def _all_fields(sources: Mapping[str, type]) -> list[str]:
-    return list(dict.fromkeys(f.name for cls in sources.values() if is_dataclass(cls) for f in fields(cls)))
+def _fields(source: type) -> list[str]:
+    return [f.name for f in fields(source)] if is_dataclass(source) else []
+
+
+def _owners(option: str, sources: Mapping[str, type]) -> list[str]:
+    """Sources that have an option, the one for people's own pictures first."""
+    names = [name for name, cls in sources.items() if option.partition(".")[0] in _fields(cls)]
+    return sorted(names, key=lambda name: name != "Folder")
 
 
 def did_you_mean(wrong: str, names: Sequence[str], prefix: str = "") -> str:

@@ -1,6 +1,7 @@
 """Recipes at work: look at the data and the weights, fill in what nobody typed, and warn of what rarely goes well."""
 
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,12 +45,18 @@ def apply_recipe(options: Options) -> list[str]:
                 "or the data are others. Leave it out, or write recipe: none."
             )
         return []
-    facts = look(data, config)
+    facts = replace(look(data, config), typed=_by_name(typed))
     lines = [f"{config.recipe}; what is set by hand wins"]
     for name, choice in _RECIPES[config.recipe](facts).items():
         if _set(config, known, name, choice, facts):
             lines.append(f"{name} {_shown(choice.value)} ({choice.why})")
     return lines
+
+
+def _by_name(typed: Namespace) -> dict[str, Any]:
+    """Typed values by the names that recipes know; null is no value."""
+    named = ((name.replace("data.init_args.", "data.", 1), value) for name, value in typed.items())
+    return {name: value for name, value in named if value is not None}
 
 
 def _set(config: Namespace, typed: set[str], name: str, choice: Choice, facts: Facts) -> bool:

@@ -1,8 +1,11 @@
 """Recipes: what to choose for these pictures, these weights and this machine, each value with its reason."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from vit.tasks.methods import FEW
 
 
 class Choice(NamedTuple):
@@ -43,6 +46,7 @@ class Facts:
         cores: processor cores.
         gpu: whether a GPU computes.
         sharded: the weights are divided among processes (FSDP, DeepSpeed).
+        typed: options that were set by hand, by dotted name: choices follow from them.
     """
 
     pictures: int
@@ -54,6 +58,16 @@ class Facts:
     cores: int
     gpu: bool
     sharded: bool = False
+    typed: Mapping[str, Any] = field(default_factory=dict)
+
+    def settled(self, name: str, choice: Choice) -> Any:
+        """The value that an option is going to have: the typed one, or else the recipe's.
+
+        Args:
+            name: of the option.
+            choice: of the recipe.
+        """
+        return self.typed.get(name, choice.value)
 
 
 # Rough speeds in operations per second, only to tell minutes from hours: one core in float32, and one GPU.
@@ -72,13 +86,13 @@ def auto(facts: Facts) -> dict[str, Choice]:
     pictures, more epochs, more augmentation.
     """
     chosen = _from_weights(facts, facts.start) if facts.start is not None else _from_scratch(facts)
-    chosen["data.batch_size"] = batch = _batch(facts)
-    lr = chosen["model.optim.lr"]
-    if batch.value != 64:
-        scaled = lr.value * math.sqrt(batch.value / 64)
+    chosen["data.batch_size"] = _batch(facts)
+    batch = facts.settled("data.batch_size", chosen["data.batch_size"])
+    if (lr := chosen.get("model.optim.lr")) is not None and batch != 64:
+        scaled = lr.value * math.sqrt(batch / 64)
         chosen["model.optim.lr"] = Choice(float(f"{scaled:.2g}"), f"{lr.why}; by the square root of the batch")
-    if facts.start is not None and facts.start.parameters >= _LARGE and "model.method" not in chosen:
-        chosen |= _calm(facts, chosen["trainer.max_epochs"].value * max(1, facts.pictures // batch.value))
+    if facts.start is not None and facts.start.parameters >= _LARGE and _method(facts, chosen) == "full":
+        chosen |= _calm(facts, _steps(facts, chosen["trainer.max_epochs"], batch))
     if _letters(facts.classes):
         chosen["data.augment.flip"] = Choice(0.0, "classes are letters or digits, which a flip would spoil")
     if not facts.multi_label:
@@ -91,19 +105,42 @@ def _from_weights(facts: Facts, start: Start) -> dict[str, Choice]:
     size = _image_size(facts, start)
     if size.value != start.image_size:
         chosen["model.encoder.image_size"] = size
-    tokens = (size.value // start.patch_size) ** 2 + 1
+    tokens = _tokens(facts.settled("model.encoder.image_size", size), start.patch_size)
     epochs, method = _epochs(facts, start.parameters, tokens)
     chosen["trainer.max_epochs"] = epochs
     if method is not None:
         chosen["model.method"] = method
-    head_only = method is not None and method.value == "head"
     if not facts.multi_label and facts.pictures <= 50_000:
         chosen["model.tuning.head_init"] = Choice("ridge", "a head that fits the features spares them a rough start")
-    if head_only:
+    if _method(facts, chosen) == "head":
         chosen["model.optim.lr"] = Choice(1e-3, "the head alone, from a good start")
         chosen["model.optim.weight_decay"] = Choice(0.0, "the head alone")
         chosen["data.augment.preset"] = Choice("none", "features of the pictures as they are")
         return chosen
+    if _method(facts, chosen) not in FEW:
+        chosen |= _rates(start)
+    return chosen | _augmentation(facts)
+
+
+def _method(facts: Facts, chosen: dict[str, Choice]) -> str:
+    return str(facts.settled("model.method", chosen.get("model.method", Choice("full", ""))))
+
+
+def _tokens(size: Any, patch: int) -> int:
+    """Of an image size, which is one number or a height and a width, with the class token."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return int(height // patch) * int(width // patch) + 1
+
+
+def _steps(facts: Facts, epochs: Choice, batch: int) -> int:
+    if (steps := facts.typed.get("trainer.max_steps", -1)) > 0:
+        return int(steps)
+    return int(facts.settled("trainer.max_epochs", epochs)) * max(1, facts.pictures // batch)
+
+
+def _rates(start: Start) -> dict[str, Choice]:
+    """How fast everything learns."""
+    chosen = {}
     large = start.parameters >= _LARGE
     # Measured on DINOv2-S: 2e-4 takes a ridge start of 83 % to 54 % within 16 steps; 5e-5 to 1e-4, slowly reached,
     # improve it. Stochastic depth undoes such weights too (87 % to 60 % at 0.1), unless they were trained with it.
@@ -114,15 +151,19 @@ def _from_weights(facts: Facts, start: Start) -> dict[str, Choice]:
     why = "large weights: early layers are good already" if large else "small weights: early layers must adapt too"
     chosen["model.optim.layer_decay"] = Choice(0.75 if large else 0.9, why)
     chosen["model.optim.weight_decay"] = Choice(0.05, "the usual one with AdamW")
-    if facts.side <= 64:
-        chosen["data.augment.preset"] = Choice(
-            "light", f"small pictures ({facts.side} px) have no room for small crops"
-        )
-        chosen["model.preprocessing.crop_pct"] = Choice(1.0, f"pictures of {facts.side} px are shown to their edges")
-    else:
-        chosen["data.augment.preset"] = Choice("standard", "pictures with room for crops")
-        chosen["data.augment.crop_scale"] = Choice((0.3, 1.0), "crops that still show the subject")
     return chosen
+
+
+def _augmentation(facts: Facts) -> dict[str, Choice]:
+    if facts.side <= 64:
+        return {
+            "data.augment.preset": Choice("light", f"small pictures ({facts.side} px) have no room for small crops"),
+            "model.preprocessing.crop_pct": Choice(1.0, f"pictures of {facts.side} px are shown to their edges"),
+        }
+    return {
+        "data.augment.preset": Choice("standard", "pictures with room for crops"),
+        "data.augment.crop_scale": Choice((0.3, 1.0), "crops that still show the subject"),
+    }
 
 
 def _image_size(facts: Facts, start: Start) -> Choice:
@@ -133,7 +174,7 @@ def _image_size(facts: Facts, start: Start) -> Choice:
     if facts.side <= 64:
         return Choice(min(own, eight), f"pictures are {facts.side} px, so 8 x 8 patches show all there is")
     usual = min(own, 16 * start.patch_size)
-    if not facts.gpu and _seconds(facts, start.parameters, (usual // start.patch_size) ** 2 + 1) * 5 > 60 * _MINUTES:
+    if not facts.gpu and _seconds(facts, start.parameters, _tokens(usual, start.patch_size)) * 5 > 60 * _MINUTES:
         smaller = min(own, 10 * start.patch_size)
         return Choice(smaller, f"10 x 10 patches, as {facts.cores} cores would need hours for more")
     return Choice(usual, "16 x 16 patches, as in the ViT paper" if usual != own else "that of the weights")
@@ -144,11 +185,13 @@ def _epochs(facts: Facts, parameters: int, tokens: int) -> tuple[Choice, Choice 
     wanted = round(min(50, max(5, 40_000 / facts.pictures)))
     seconds = _seconds(facts, parameters, tokens)
     affordable = int(60 * _MINUTES / seconds)
-    if affordable < 2:
+    asked = facts.typed.get("model.method")
+    if asked == "head" or (asked is None and affordable < 2):
         why = f"an epoch of everything would take about {seconds / 60:.0f} minutes here"
-        return Choice(20, "the head alone is quick"), Choice("head", why)
+        return Choice(20, "the head alone is quick"), None if asked else Choice("head", why)
     if affordable < wanted:
-        return Choice(affordable, f"about {_MINUTES} minutes on this machine; {wanted} would be better"), None
+        why = f"about {_MINUTES}" if affordable else f"{seconds / 60:.0f}"
+        return Choice(max(1, affordable), f"{why} minutes on this machine; {wanted} would be better"), None
     return Choice(wanted, f"{facts.pictures:,} pictures, seen about {wanted * facts.pictures:,} times in all"), None
 
 

@@ -11,6 +11,8 @@ from vit.models.lora import Projection, add_lora
 from vit.models.vit import VisionTransformer
 
 Method = Literal["full", "head", "lora", "bitfit", "norms", "attention", "last_n"]
+FEW: tuple[Method, ...] = ("lora", "bitfit", "norms")
+"""Methods that train few parameters, which have further to go."""
 HeadInit = Literal["zero", "ridge"]
 
 

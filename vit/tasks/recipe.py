@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from vit.tasks.methods import Method
+from vit.tasks.methods import FEW, Method
 from vit.tasks.optim import OptimConfig, ScheduleConfig
 
 
@@ -34,7 +34,7 @@ def resolve(optim: OptimConfig, schedule: ScheduleConfig, *, pretrained: bool, m
         lr, decay, layers, why = 0.01, 0.0, 1.0, "SGD as in the ViT paper, table 4"
     elif method == "head":
         lr, decay, layers, why = 3e-3, 0.0, 1.0, "a linear head alone"
-    elif method in ("lora", "bitfit", "norms"):
+    elif method in FEW:
         lr, decay, layers, why = 3e-3, 0.0, 1.0, f"the few parameters of {method}"
     elif pretrained:
         lr, decay, layers, why = 3e-4, 0.05, 0.75, "fine-tuning pre-trained weights"
