@@ -1,7 +1,7 @@
 """Is `recipe: auto` as good as a search? On eight small folders, against the best of four learning rates.
 
-The sweep trains four runs with the toolkit's defaults, as many epochs as auto takes, and takes the one that is best
-on the val pictures; auto trains one run. Both are then scored on the same test pictures. Each seed draws other
+The sweep trains four runs with the toolkit's defaults, at auto's image size and as long, and takes the one that is
+best on the val pictures; auto trains one run. Both are then scored on the same test pictures. Each seed draws other
 training pictures. What is done is kept, so that the script goes on where it stopped.
 
 Run: python benchmarks/recipe_auto.py [WEIGHTS FOLDER ...]        Writes docs/records/recipe_auto.json.
@@ -40,8 +40,10 @@ def one(name: str, weights: str, seed: int, place: Path) -> dict[str, Any]:
     assert run is not None
     told = vit.test(run)
     check(told)
-    epochs = run.record["config"]["trainer"]["max_epochs"]
+    config = run.record["config"]
+    epochs, size = config["trainer"]["max_epochs"], config["model"]["encoder"]["image_size"]
     plain = [*words, "--recipe=none", "--name=sweep", f"--trainer.max_epochs={epochs}"]
+    plain.append(f"--model.encoder.image_size={size}")
     rows = sweep.sweep(plain, {"model.optim.lr": RATES})
     best = vit.test(place / "runs" / "sweep" / str(rows[0]["run"]))
     return {

@@ -205,8 +205,8 @@ def recipe_auto() -> list[str]:
             f"{mean(differences):+.2f} ({low:+.2f} to {high:+.2f}) |"
         )
     what = (
-        "One run of `recipe: auto` against the best on val of four learning rates with the plain defaults and as many "
-        "epochs; mean of 3 seeds, each with other training pictures, the interval by Student's t."
+        "One run of `recipe: auto` against the best on val of four learning rates with the plain defaults, as many "
+        "epochs and the same image size; mean of 3 seeds, each with other training pictures, the interval by Student's t."
     )
     return [what, "", *lines, "", machine(record)]
 

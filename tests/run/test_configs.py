@@ -13,7 +13,7 @@ from vit.models.sizes import vit_config
 from vit.models.vit import VisionTransformer
 from vit.run import session
 from vit.run.configs import config_names
-from vit.run.plan import planned_steps
+from vit.tasks.accumulate import planned_steps
 
 STEPS = [
     "--trainer.max_steps=2",

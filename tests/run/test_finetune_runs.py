@@ -1,5 +1,7 @@
 """Fine-tuning methods through whole runs: cut and resumed, exported, tested."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -72,3 +74,17 @@ def test_a_dry_run_takes_no_features(tiny, capsys, monkeypatch):
     monkeypatch.setattr("vit.tasks.classify.split_features", None)
     assert session.fit([*tiny, "--model.tuning.head_init=ridge"], dry_run=True) is None
     assert "method full" in capsys.readouterr().out
+
+
+def test_a_run_that_goes_on_still_knows_where_its_weights_came_from(tmp_path, tiny, capsys):
+    first = session.fit([*tiny, "--trainer.max_epochs=1"])
+    words = ["--data=Digits", f"--model.weights={first.path}", "--trainer.limit_train_batches=2"]
+    common = [word for word in tiny if word.startswith("--trainer.")]
+    run = session.fit([*common, *words, "--name=tuned", "--recipe=none", "--trainer.max_epochs=1"])
+    capsys.readouterr()
+    again = session.fit(["--trainer.max_epochs=2"], resume=str(run.path))
+    assert f"weights {first.path}" in capsys.readouterr().out
+    assert again.record["config"]["model"]["weights"] == str(first.path)
+    card = json.loads((again.model / "config.json").read_text())
+    assert card["vit_toolkit"]["provenance"]["weights"] == str(first.path)
+    assert f"weights: {first.path}" in again.config.read_text()

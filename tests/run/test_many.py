@@ -12,6 +12,9 @@ from vit.run import session
 from vit.run.many import fit_many
 from vit.run.sweep import read_grid, sweep
 
+SHAPE = {"image_size": 16, "patch_size": 4, "width": 16, "depth": 1, "heads": 2}
+ENCODER = [f"--model.encoder.{key}={value}" for key, value in SHAPE.items()]
+
 
 @pytest.fixture
 def tiny(tiny):
@@ -83,6 +86,64 @@ def test_a_combination_that_fails_does_not_end_the_sweep(tiny, capsys):
     assert "failed: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dry_run"], "no dry_run for vit sweep"),
+        (["--seeds=2"], "no seeds for vit sweep"),
+        (["--folds=2"], "no folds for vit sweep"),
+        (["--data.val=0.0"], "a val split, by which vit sweep ranks"),
+    ],
+)
+def test_a_sweep_refuses_what_it_would_pass_over_before_it_trains(tmp_path, tiny, words, message):
+    with pytest.raises(ValueError, match=message):
+        sweep([*tiny, *words], {"model.optim.lr": ["1e-3"]})
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("option", ["seeds: 3", "folds: 2", "resume: outputs/x/1"])
+def test_a_file_does_not_ask_for_several_runs_in_vain(tmp_path, tiny, option):
+    file = tmp_path / "own.yaml"
+    file.write_text(option + "\n")
+    with pytest.raises(ValueError, match=f"expected --{option.partition(':')[0]} among the words"):
+        session.fit([*tiny, f"--config={file}"])
+
+
+def test_a_file_may_ask_for_the_plan_alone(tmp_path, tiny, capsys):
+    file = tmp_path / "own.yaml"
+    file.write_text("dry_run: true\n")
+    assert session.fit([*tiny, f"--config={file}"]) is None
+    assert "Plan" in capsys.readouterr().out
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_dry_run_of_folds_plans_the_first_fold(tiny, capsys):
+    assert fit_many([*tiny, "--data.test=0.0"], folds=3, dry_run=True) == []
+    assert "train 1,198, val 599" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--soup=2", "--data.val=0.0"], "a val split for --soup 2"),
+        (["--monitor=val_loss", "--data.val=0.0"], "a val split for --monitor val_loss"),
+        (["--patience=2", "--trainer.limit_val_batches=0"], "a val split and a task"),
+    ],
+)
+def test_what_val_pictures_decide_is_refused_without_them(tmp_path, tiny, words, message):
+    with pytest.raises(ValueError, match=message):
+        session.fit([*tiny, *words])
+    assert not list((tmp_path / "outputs").glob("*/*"))
+
+
+def test_runs_of_other_tasks_are_summed_up_too(tiny, capsys):
+    decoder = ["--model.decoder.width=16", "--model.decoder.depth=1", "--model.decoder.heads=2"]
+    words = ["--model=MAE", *ENCODER, *decoder, "--data=Digits", "--trainer.limit_train_batches=2"]
+    runs = fit_many([*words, *(word for word in tiny if word.startswith("--trainer."))], seeds=2)
+    mean = statistics.fmean(run.record["val"]["val_loss"] for run in runs)
+    assert f"loss {mean:.4f} ±" in capsys.readouterr().out
+
+
 def test_a_sweep_of_a_task_without_accuracy_is_refused(capsys):
     assert cli.main(["sweep", "--data=Digits", "--model=MAE", "--grid", "seed=[0,1]"]) == 2
     assert "expected classification for vit sweep" in capsys.readouterr().err
@@ -138,3 +199,14 @@ def test_found_values_are_used_and_searched_only_once(tmp_path, tiny, capsys):
     out = capsys.readouterr().out
     assert "model.optim.lr" in out
     assert "a tenth of where the loss was lowest" in out
+
+
+def test_dino_can_look_for_its_rate_and_plans_its_views(tmp_path, capsys):
+    words = ["--model=DINO", *ENCODER, "--model.projection.hidden=16", f"--trainer.default_root_dir={tmp_path}"]
+    words += ["--model.projection.bottleneck=8", "--model.projection.outputs=32", "--model.views.local_views=0"]
+    words += ["--data=Digits", "--data.batch_size=8", "--trainer.accelerator=cpu", "--dry_run"]
+    # Schedules of DINO's teacher look at the length of the run; this tiny one never gets better, which is said.
+    with pytest.raises(ValueError, match="in 100 steps: set optim.lr by hand"):
+        session.fit([*words, "--find_lr=true"])
+    assert session.fit(words) is None
+    assert "2 views of 40-100 % of the area, each on its own" in capsys.readouterr().out

@@ -139,6 +139,7 @@ def test_pictures_are_drawn_as_often_as_asked_and_change_nothing(words):  # C22
         (["--model.mask_ratoi=0.5"], "there is no option model.mask_ratoi. .*--model.help"),
         (["--model.decoder.width=17"], "width=17"),
         (["--monitor=val_acc"], "val_loss"),
+        (["--soup=2"], "expected classification with a val split for --soup 2"),
     ],
 )
 def test_wrong_options_are_refused_in_words(words, changed, message, as_users_run):

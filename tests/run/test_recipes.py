@@ -11,7 +11,7 @@ from vit.models.artifact import save_model
 from vit.models.sizes import vit_config
 from vit.models.vit import VisionTransformer
 from vit.run import session
-from vit.tasks import auto
+from vit.tasks import facts
 
 QUICK = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.limit_train_batches=2"]
 
@@ -58,7 +58,7 @@ def test_auto_chooses_says_why_and_is_recorded(tmp_path, photos, weights, capsys
 
 
 def test_large_weights_are_averaged_and_chosen_by_their_loss(tmp_path, photos, weights, capsys, monkeypatch):
-    monkeypatch.setattr(auto, "_LARGE", 1000)
+    monkeypatch.setattr(facts, "LARGE", 1000)
     words = ["--data=Folder", f"--data.root={photos}", f"--model.weights={weights}", "--trainer.max_epochs=2"]
     run = fitted(tmp_path, *words)
     out = capsys.readouterr().out
@@ -76,13 +76,13 @@ def test_large_weights_are_averaged_and_chosen_by_their_loss(tmp_path, photos, w
 
 def test_what_is_typed_wins_also_in_a_file(tmp_path, photos, weights, capsys):
     file = tmp_path / "own.yaml"
-    file.write_text("model:\n  optim: {lr: 0.002}\ndata:\n  class_path: Folder\n  init_args: {batch_size: 4}\n")
+    file.write_text("model:\n  optim: {lr: 0.02}\ndata:\n  class_path: Folder\n  init_args: {batch_size: 4}\n")
     fitted(tmp_path, f"--config={file}", f"--data.root={photos}", f"--model.weights={weights}", "--dry_run")
     out = capsys.readouterr().out
     assert "batch 4 (as asked for)" in out
     assert "model.optim.lr" not in out
     assert "data.batch_size" not in out
-    assert "lr 0.002 is high for pre-trained weights" in out  # C3
+    assert "lr 0.02 is high for pre-trained weights" in out  # C3
 
 
 def test_what_is_typed_is_what_the_other_choices_follow_from(tmp_path, photos, weights, capsys):
@@ -97,6 +97,44 @@ def test_what_is_typed_is_what_the_other_choices_follow_from(tmp_path, photos, w
         fitted(tmp_path, *words, f"--data.batch_size={batch}")
         rates.append(float(capsys.readouterr().out.split("model.optim.lr ")[1].split()[0]))
     assert rates[1] == pytest.approx(2 * rates[0], rel=0.05)
+
+
+def test_a_head_that_knows_the_classes_goes_on(tmp_path, photos, weights, capsys):
+    for number, name in enumerate(("cat", "dog")):
+        (photos / name).rename(photos / "xy"[number])
+    words = ["--data=Folder", f"--data.root={photos}", f"--model.weights={weights}", "--trainer.max_epochs=1"]
+    fitted(tmp_path, *words)
+    out = capsys.readouterr().out
+    assert "newly initialised 0 tensors" in out
+    assert "ridge" not in out
+
+
+def test_one_option_of_a_model_from_scratch_leaves_the_others_to_the_recipe(tmp_path, photos, capsys):
+    words = ["--data=Folder", f"--data.root={photos}", "--dry_run"]
+    fitted(tmp_path, *words, "--model.encoder.drop_path=0.1")
+    assert "model.encoder.width 128" in capsys.readouterr().out
+    fitted(tmp_path, *words, "--model.encoder.width=64", "--model.encoder.heads=2")
+    out = capsys.readouterr().out
+    assert "model.encoder.depth" not in out
+    assert "model.encoder as described by hand; what was left open is that of ViT-B/16" in out
+
+
+def test_the_rate_is_that_of_the_batch_that_is_found(tmp_path, photos, weights, capsys):
+    words = ["--data=Folder", f"--data.root={photos}", f"--model.weights={weights}", "--dry_run"]
+    fitted(tmp_path, *words, "--find_batch_size=true")
+    out = capsys.readouterr().out
+    assert "data.batch_size 48 (48 is the largest that fitted)" in out
+    found = float(out.split("model.optim.lr ")[1].split()[0])
+    fitted(tmp_path, *words, "--data.batch_size=48")
+    assert found == float(capsys.readouterr().out.split("model.optim.lr ")[1].split()[0])
+
+
+def test_blocks_that_never_wake_are_said(tmp_path, photos, weights, capsys):
+    words = ["--data=Folder", f"--data.root={photos}", f"--model.weights={weights}", "--dry_run"]
+    fitted(tmp_path, *words, "--model.tuning.unfreeze_every=2", "--trainer.max_epochs=4")
+    assert "parameters are still frozen when the run ends" in capsys.readouterr().out
+    fitted(tmp_path, *words, "--model.tuning.unfreeze_every=1", "--trainer.max_epochs=4")
+    assert "still frozen" not in capsys.readouterr().out
 
 
 def test_none_takes_the_defaults(tmp_path, photos, capsys):

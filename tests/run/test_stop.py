@@ -63,8 +63,15 @@ def log_of(run):
 
 
 @linux
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_at_the_step_and_the_run_goes_on_bit_for_bit(tmp_path, tiny, watched, capsys, number, code):
+@pytest.mark.parametrize(
+    ("number", "code", "more"),
+    [(signal.SIGINT, 130, []), (signal.SIGTERM, 143, []), (signal.SIGTERM, 143, ["--model.optim.ema=0.7"])],
+    ids=["ctrl-c", "sigterm", "sigterm with an average"],
+)
+def test_a_signal_saves_at_the_step_and_the_run_goes_on_bit_for_bit(
+    tmp_path, tiny, watched, capsys, number, code, more
+):
+    tiny = [*tiny, *more]
     unbroken = session.fit([*tiny, "--name=unbroken"])
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(KeyboardInterrupt) as stop:
@@ -78,10 +85,25 @@ def test_a_signal_saves_at_the_step_and_the_run_goes_on_bit_for_bit(tmp_path, ti
     assert torch.load(cut.last, weights_only=True)["global_step"] == 9
     resumed = session.fit([], resume=str(cut.path))
     assert equal(resumed.last, unbroken.last)
+    kept = [torch.load(run.last, weights_only=True).get("averaging", {}).get("updates") for run in (resumed, unbroken)]
+    assert kept[0] == kept[1]
     assert equal(resumed.best, unbroken.best)
     # Training values of the epoch that was cut are those of its later steps.
     assert [r["val_loss"] for r in log_of(resumed)] == [r["val_loss"] for r in log_of(unbroken)]
     assert log_of(resumed)[2] == log_of(unbroken)[2]
+
+
+@linux
+def test_a_signal_before_a_validation_inside_an_epoch_loses_none(tmp_path, tiny, watched):
+    args = [*tiny, "--trainer.val_check_interval=3", "--trainer.max_epochs=2"]
+    unbroken = session.fit([*args, "--name=unbroken"])
+    with pytest.raises(KeyboardInterrupt):
+        watched(At(8, lambda _: os.kill(os.getpid(), signal.SIGTERM)), [*args, "--name=cut"])
+    cut = RunFolder(tmp_path / "outputs" / "cut" / "1")
+    assert torch.load(cut.last, weights_only=True)["global_step"] == 10, "after the validation of step 9"
+    resumed = session.fit([], resume=str(cut.path))
+    assert equal(resumed.last, unbroken.last)
+    assert equal(resumed.best, unbroken.best)
 
 
 def test_the_command_ends_with_the_code_of_the_signal(monkeypatch):

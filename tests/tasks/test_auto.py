@@ -4,7 +4,9 @@ import dataclasses
 
 import pytest
 
-from vit.tasks.auto import Facts, Start, auto, paper, paper_rates
+from vit.tasks.auto import auto
+from vit.tasks.facts import Facts, Start
+from vit.tasks.paper import paper, paper_rates
 
 LARGE = Start(parameters=22_000_000, width=384, patch_size=14, image_size=518)
 SMALL = Start(parameters=700_000, width=96, patch_size=7, image_size=28)
@@ -19,6 +21,10 @@ def values(facts, recipe=auto):
 
 def changed(**changes):
     return values(dataclasses.replace(PHOTOS, **changes))
+
+
+def changed_paper(**changes):
+    return values(dataclasses.replace(PHOTOS, **changes), paper)
 
 
 def test_every_choice_has_a_reason_and_plain_values():
@@ -83,11 +89,12 @@ def test_large_weights_start_slowly_and_keep_all_their_layers():
 
 
 def test_large_weights_are_averaged_over_a_tenth_of_the_steps_where_all_of_them_learn():
-    few = changed()  # 20 epochs of 62 steps
+    few = changed()  # 20 epochs of 63 steps
     assert few["model.optim.ema_warmup"] is False
-    assert 1 / (1 - few["model.optim.ema"]) == pytest.approx(20 * 62 / 10, rel=0.05)
-    assert 1 / (1 - changed(pictures=40)["model.optim.ema"]) == pytest.approx(10, rel=0.05)
+    assert 1 / (1 - few["model.optim.ema"]) == pytest.approx(20 * 63 / 10, rel=0.05)
+    assert 1 / (1 - changed(pictures=40)["model.optim.ema"]) == pytest.approx(50 * 3 / 10, rel=0.05)
     assert changed(pictures=1_000_000)["model.optim.ema"] == 0.999
+    assert changed(typed={"trainer.max_steps": 18})["model.optim.ema"] == 0.5, "ten steps would reach back to the start"
     for other in ({"start": SMALL}, {"start": None}, {"sharded": True}, {"gpu": False, "cores": 2, "pictures": 40_000}):
         assert not {"model.optim.ema", "model.optim.ema_warmup"} & changed(**other).keys()
 
@@ -101,6 +108,9 @@ def test_a_typed_batch_sets_the_rate():
         2 * typed(data__batch_size=64)["model.optim.lr"]
     )
     assert typed(data__batch_size=32)["model.optim.lr"] == changed()["model.optim.lr"], "32 is what auto takes here"
+    four = 2 * changed()["model.optim.lr"]
+    assert typed(trainer__accumulate_grad_batches=4)["model.optim.lr"] == pytest.approx(four, rel=0.05)
+    assert changed(devices=4)["model.optim.lr"] == pytest.approx(four, rel=0.05)
 
 
 def test_typed_epochs_steps_and_batches_set_the_length_of_the_average():
@@ -110,6 +120,8 @@ def test_typed_epochs_steps_and_batches_set_the_length_of_the_average():
     assert reach(trainer__max_epochs=10) == pytest.approx(10 * 62 / 10, rel=0.05)
     assert reach(trainer__max_steps=400) == pytest.approx(40, rel=0.05)
     assert reach(trainer__max_steps=-1) == reach(), "-1 is Lightning's word for no limit"
+    assert reach(trainer__accumulate_grad_batches=4) == pytest.approx(20 * 16 / 10, rel=0.05)
+    assert reach(trainer__limit_train_batches=10) == pytest.approx(20 * 10 / 10, rel=0.05)
     assert reach(trainer__max_epochs=10, data__batch_size=4) == pytest.approx(10 * 500 / 10, rel=0.05)
 
 
@@ -131,6 +143,69 @@ def test_a_typed_head_is_treated_as_a_chosen_one():
         assert asked[name] == hopeless[name]
     assert asked["model.optim.lr"] < hopeless["model.optim.lr"] < 2 * asked["model.optim.lr"], "by the batch alone"
     assert "model.optim.ema" not in asked
+
+
+def test_a_head_that_knows_the_classes_is_kept():
+    kept = dataclasses.replace(LARGE, keeps_head=True)
+    assert "model.tuning.head_init" not in changed(start=kept)
+    assert changed(start=kept)["model.optim.ema_warmup"] is False, "such a head is a good start too"
+    assert "model.optim.ema_warmup" not in changed(pictures=60_000), "a head of zeros is none"
+
+
+def test_other_optimizers_are_not_given_the_rates_of_adamw():
+    rates = {"model.optim.lr", "model.optim.weight_decay", "model.optim.layer_decay", "model.schedule.warmup"}
+    assert not rates & typed(model__optim__name="sgd").keys()
+    assert typed(model__optim__name="adamw") == changed()
+
+
+@pytest.mark.parametrize("loss", ["name", "class_weights", "logit_adjustment"])
+def test_losses_that_shift_classes_do_not_leave_the_choice_to_the_plain_loss(loss):
+    assert "monitor" not in changed(typed={f"model.loss.{loss}": "x"})
+    assert changed(typed={"model.loss.label_smoothing": 0.0})["monitor"] == "val_loss"
+
+
+def test_a_gpu_is_given_a_night_and_a_typed_length_is_not_questioned():
+    base = dataclasses.replace(LARGE, parameters=86_000_000, width=768)
+    million = changed(start=base, pictures=1_000_000)
+    assert "model.method" not in million
+    assert (million["trainer.max_epochs"], million["data.batch_size"]) == (5, 128)
+    slow = {"gpu": False, "cores": 2, "pictures": 40_000}
+    assert changed(**slow)["model.method"] == "head"
+    assert "model.method" not in changed(**slow, typed={"trainer.max_epochs": 30})
+
+
+def test_a_batch_is_no_larger_than_the_data():
+    assert changed(pictures=6)["data.batch_size"] == 6
+    assert auto(dataclasses.replace(PHOTOS, pictures=6))["data.batch_size"].why == "1 steps an epoch"
+
+
+def test_a_typed_augmentation_is_not_laid_over_none():
+    assert "data.augment.preset" not in changed(typed={"model.method": "head", "data.augment.flip": 0.0})
+
+
+def test_strong_augmentation_is_for_grey_and_colour_alone():
+    scratch = {"start": None, "pictures": 3000}
+    assert changed(**scratch)["data.augment.preset"] == "strong"
+    assert changed(**scratch, typed={"model.encoder.channels": 5})["data.augment.preset"] == "standard"
+
+
+@pytest.mark.parametrize(("patch", "pixels"), [(16, 384), (14, 378), (7, 385), (32, 384)])
+def test_the_paper_recipe_takes_whole_patches(patch, pixels):
+    start = dataclasses.replace(LARGE, patch_size=patch)
+    assert changed_paper(start=start)["model.encoder.image_size"] == pixels
+
+
+@pytest.mark.parametrize(
+    ("typed", "warmup"),
+    [
+        ({}, 50),
+        ({"trainer.max_steps": 100}, 10),
+        ({"trainer.max_epochs": 10}, 4),
+        ({"trainer.max_epochs": 10, "data.batch_size": 20}, 100),
+    ],
+)
+def test_the_warm_up_of_the_paper_recipe_fits_into_the_run(typed, warmup):
+    assert changed_paper(typed=typed)["model.schedule.warmup"] == warmup
 
 
 def test_a_typed_method_is_not_given_up_for_want_of_time():
@@ -165,7 +240,8 @@ def test_small_pictures_from_scratch_get_small_patches():  # C2
 
 
 def test_the_paper_recipe_is_table_4():
-    cifar = values(dataclasses.replace(PHOTOS, pictures=50_000), paper)
+    sixteen = dataclasses.replace(LARGE, patch_size=16)
+    cifar = changed_paper(pictures=50_000, start=sixteen)
     assert cifar["trainer.max_steps"] == 10_000
     assert values(dataclasses.replace(PHOTOS, pictures=3680), paper)["trainer.max_steps"] == 500
     assert values(dataclasses.replace(PHOTOS, pictures=1_281_167), paper)["trainer.max_steps"] == 20_000

@@ -46,21 +46,25 @@ class TestLoss:
     teacher = torch.tensor([[2.0, 0.0, 1.0], [0.5, 0.5, 4.0]])
 
     def test_soft_is_the_divergence_at_temperature_times_its_square(self):
-        got = distillation_loss(LossConfig(distillation_temperature=2.0), self.student, self.teacher)
+        got = distillation_loss(LossConfig(teacher="x", distillation_temperature=2.0), self.student, self.teacher)
         p, q = (self.teacher / 2).softmax(1), (self.student / 2).softmax(1)
         assert float(got) == pytest.approx(float(4 * (p * (p.log() - q.log())).sum(1).mean()), rel=1e-5)
         assert float(distillation_loss(LossConfig(), self.teacher, self.teacher)) == pytest.approx(0.0, abs=1e-6)
 
     def test_hard_is_cross_entropy_with_the_teachers_decision(self):
-        got = distillation_loss(LossConfig(distillation="hard"), self.student, self.teacher)
+        got = distillation_loss(LossConfig(teacher="x", distillation="hard"), self.student, self.teacher)
         assert float(got) == pytest.approx(float(F.cross_entropy(self.student, torch.tensor([0, 2]))))
 
     def test_several_labels_are_as_many_questions(self):
-        soft = distillation_loss(LossConfig(distillation_temperature=1.0), self.student, self.teacher, multi_label=True)
+        soft = distillation_loss(
+            LossConfig(teacher="x", distillation_temperature=1.0), self.student, self.teacher, multi_label=True
+        )
         p = self.teacher.sigmoid()
         want = -(p * F.logsigmoid(self.student) + (1 - p) * F.logsigmoid(-self.student)).mean()
         assert float(soft) == pytest.approx(float(want), rel=1e-5)
-        hard = distillation_loss(LossConfig(distillation="hard"), self.student, self.teacher, multi_label=True)
+        hard = distillation_loss(
+            LossConfig(teacher="x", distillation="hard"), self.student, self.teacher, multi_label=True
+        )
         want = F.binary_cross_entropy_with_logits(self.student, torch.tensor([[1.0, 0, 1], [1, 1, 1]]))
         assert float(hard) == pytest.approx(float(want))
 
@@ -113,6 +117,8 @@ class TestTeacher:
         save_vit(tmp_path / "model")
         with pytest.raises(ValueError, match="does not know violet"):
             load_teacher(str(tmp_path / "model"), classes=("blue", "violet"))
+        with pytest.raises(ValueError, match="a teacher that gives a picture several labels, .* gives one label"):
+            load_teacher(str(tmp_path / "model"), classes=CLASSES, several=True)
         save_vit(tmp_path / "numbered", classes=("0", "1", "2"))
         with pytest.raises(ValueError, match="teacher of the 2 classes"):
             load_teacher(str(tmp_path / "numbered"), classes=("blue", "violet"))

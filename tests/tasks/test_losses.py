@@ -160,8 +160,11 @@ def test_extreme_logits_have_finite_losses_and_gradients(name, multi_label, dtyp
     for targets in (torch.eye(K)[:2], torch.ones(2, K) / K, torch.ones(2, K), torch.zeros(2, K)):
         logits = values.clamp(-1e6, 1e6).to(dtype).requires_grad_()
         for margin in (0.0, 0.05):
-            options = {"asymmetric_gammas": (exponent, exponent), "asymmetric_margin": margin}
-            config = LossConfig(name=name, focal_gamma=exponent, **options)
+            options = {
+                "focal": {"focal_gamma": exponent},
+                "asymmetric": {"asymmetric_gammas": (exponent, exponent), "asymmetric_margin": margin},
+            }
+            config = LossConfig(name=name, **options.get(name, {}))
             got = make_loss(config, counts=None, num_classes=K, multi_label=multi_label)(logits, targets)
             got.backward()
             assert got.dtype == torch.float32
@@ -178,6 +181,10 @@ def test_a_loss_adds_nothing_to_a_state_dict():
     ("options", "message"),
     [
         ({"name": "hinge"}, "one of None, cross_entropy"),
+        ({"focal_gamma": 1.0}, "expected loss.focal_gamma with loss.name focal"),
+        ({"name": "focal", "asymmetric_margin": 0.1}, "expected loss.asymmetric_margin with loss.name asymmetric"),
+        ({"distillation": "hard"}, "expected loss.distillation with loss.teacher"),
+        ({"distillation_alpha": 0.9}, "expected loss.distillation_alpha with loss.teacher"),
         ({"label_smoothing": 1.0}, "label_smoothing"),
         ({"focal_gamma": -1.0}, "focal_gamma"),
         ({"asymmetric_gammas": (1.0, -1.0)}, "two loss.asymmetric_gammas"),

@@ -152,6 +152,13 @@ def test_a_warm_up_longer_than_the_run_is_an_error():  # C8
         (OptimConfig, {"name": "lion"}, "expected optim.lr with optim.name=lion"),
         (OptimConfig, {"ema": 1.0}, "between 0 and 1"),
         (OptimConfig, {"ema_start": -1.0}, "at least 0"),
+        (OptimConfig, {"momentum": 0.5}, "expected optim.momentum with another optimizer"),
+        (OptimConfig, {"name": "sgd", "betas": (0.9, 0.99)}, "expected optim.betas with adamw"),
+        (OptimConfig, {"name": "sgd", "eps": 1e-8}, "expected optim.eps with adamw"),
+        (OptimConfig, {"ema_start": 0.5}, "expected optim.ema_start with optim.ema"),
+        (OptimConfig, {"ema_warmup": False}, "expected optim.ema_warmup with optim.ema"),
+        (ScheduleConfig, {"timescale": 100}, "expected schedule.timescale with rsqrt"),
+        (ScheduleConfig, {"name": "constant", "final": 0.1}, "with schedule.cooldown"),
         (ScheduleConfig, {"name": "cosinus"}, "cosine, linear"),
         (ScheduleConfig, {"cooldown": 0.1}, "constant or rsqrt"),
         (ScheduleConfig, {"name": "rsqrt", "timescale": 0.0}, "timescale above 0"),
@@ -167,11 +174,14 @@ def test_values_out_of_range_are_refused(make, options, message, as_users_run):
         make(**options)
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_what_is_configured_wins_over_what_an_optimizer_remembers(name):  # D6
+@pytest.mark.parametrize(
+    ("name", "first", "then"),
+    [("sgd", {"momentum": 0.5}, {"momentum": 0.8}), ("adamw", {"betas": (0.5, 0.6)}, {"betas": (0.7, 0.9)})],
+)
+def test_what_is_configured_wins_over_what_an_optimizer_remembers(name, first, then):  # D6
     model = tiny()
-    old = OptimConfig(name=name, lr=0.1, weight_decay=0.3, momentum=0.5, betas=(0.5, 0.6))
-    new = OptimConfig(name=name, lr=0.7, weight_decay=0.2, momentum=0.8, betas=(0.7, 0.9))
+    old = OptimConfig(name=name, lr=0.1, weight_decay=0.3, **first)
+    new = OptimConfig(name=name, lr=0.7, weight_decay=0.2, **then)
     before = make_optimizer(old, parameter_groups(model, lr=0.1, weight_decay=0.3, layer_decay=1.0))
     groups = parameter_groups(model, lr=0.7, weight_decay=0.2, layer_decay=1.0)
     after = make_optimizer(new, groups)
@@ -180,8 +190,7 @@ def test_what_is_configured_wins_over_what_an_optimizer_remembers(name):  # D6
     apply_to_optimizer(after, groups)
     assert after.param_groups[0]["lr"] == 0.7
     assert {group["weight_decay"] for group in after.param_groups} == {0.0, 0.2}
-    key, value = ("momentum", 0.8) if name == "sgd" else ("betas", (0.7, 0.9))
-    assert all(group[key] == value for group in after.param_groups)
+    assert all(group[key] == value for group in after.param_groups for key, value in then.items())
 
 
 def test_optimizers_are_torchs_own():

@@ -46,6 +46,12 @@ class MultiCrop:
         if self.local_size is not None and self.local_size < 1:
             raise ValueError(f"expected local_size of at least 1 pixel, but got {self.local_size}.")
 
+    def describe(self) -> str:
+        """One line for the plan."""
+        (a, b), (c, d) = self.global_scale, self.local_scale
+        text = f"{GLOBAL_VIEWS} views of {100 * a:g}-{100 * b:g} % of the area"
+        return text + (f", {self.local_views} of {100 * c:g}-{100 * d:g} %" if self.local_views else "")
+
 
 GLOBAL_VIEWS = 2
 """The teacher of DINO sees two views of a picture."""
@@ -79,9 +85,17 @@ class ViewsTransform:
         preprocessing: size of the global views, filter, mean and std.
         augment: shape of the crops, flips and colours.
         views: which views; `local_size` is set.
+
+    Raises:
+        ValueError: `crop_scale` is set, which would do nothing.
     """
 
     def __init__(self, preprocessing: Preprocessing, augment: Augmentation, views: MultiCrop) -> None:
+        if augment.crop_scale is not None:
+            raise ValueError(
+                "expected the shares of a picture in model.views.global_scale and local_scale where several views are "
+                f"made of it, but got data.augment.crop_scale {augment.crop_scale}: leave that out."
+            )
         self.views = views
         self.large = _crops(preprocessing, augment, views.global_scale, preprocessing.image_size)
         self.small = None

@@ -219,10 +219,21 @@ def available_cores() -> int:
 
 def available_memory() -> int:
     """Bytes of memory that are free to use, by the system and a container's limit."""
-    with open("/proc/meminfo") as lines:
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    try:
+        with open("/proc/meminfo") as lines:
+            free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except OSError:  # only Linux has the file
+        return _other_memory()
     room = _cgroup_room(Path("/sys/fs/cgroup"))
     return free if room is None else min(free, room)
+
+
+def _other_memory() -> int:
+    """Half of all memory where the system tells how much there is, otherwise 4 GB: of what is free it tells nothing."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, ValueError, OSError):
+        return 4 * 2**30
 
 
 def _cgroup_room(folder: Path) -> int | None:

@@ -1,35 +1,42 @@
 """What is searched before a run starts, or chosen after it: batch size, learning rate, and a soup of checkpoints."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
 
 from vit.data.module import ImageDataModule
 from vit.run.folder import RunFolder
 from vit.run.options import Options
+from vit.run.recipes import apply_recipe
 from vit.tasks.averaging import Soup, greedy_soup, save_soup
 from vit.tasks.base import Task
 from vit.tasks.finders import find_batch_size, find_lr
 
 
-def find(options: Options) -> list[str]:
+def find(options: Options, recipe: Sequence[str] = ()) -> list[str]:
     """Search what `--find_batch_size` and `--find_lr` ask for, and set it in the options, in place.
 
-    The batch size comes first, because the right rate depends on it. Model, data and random state are as before.
+    The batch size comes first, because the right rate depends on it; the recipe chooses again for the one that was
+    found. Model, data and random state are as before.
+
+    Args:
+        options: of a fit, after its recipe.
+        recipe: what that chose, a line each.
 
     Returns:
-        A line for the plan per value that was found.
+        The same lines as they are now, and one for each value that was found.
 
     Raises:
         ValueError: a task or data of one's own.
     """
-    config, lines = options.config, []
+    config, lines = options.config, list(recipe)
     for wanted in ("find_batch_size", "find_lr"):
         if not config[wanted]:
             continue
-        data, task = options.build()
+        data, task = _built(options, as_it_starts=wanted == "find_lr")
         if not isinstance(task, Task) or not isinstance(data, ImageDataModule):
             raise ValueError(f"expected a task and a data source of this toolkit for --{wanted}; leave it out.")
         data.preprocessing = task.preprocessing
@@ -37,6 +44,7 @@ def find(options: Options) -> list[str]:
         if wanted == "find_batch_size":
             size = find_batch_size(task, data, trainer)
             config.data.init_args.batch_size = size.batch_size
+            lines = apply_recipe(options, {"data.batch_size": size.batch_size})
             lines.append(f"data.batch_size {size.batch_size} ({size.largest} is the largest that fitted)")
         else:
             rate = find_lr(task, data, trainer)
@@ -47,6 +55,18 @@ def find(options: Options) -> list[str]:
         # It is found: the configuration that is saved, and a run that goes on, search no more.
         config[wanted] = False
     return lines
+
+
+def _built(options: Options, *, as_it_starts: bool) -> tuple[LightningDataModule, LightningModule]:
+    """Data and model; how much fits into memory does not want a head that starts from a pass over all pictures."""
+    tuning = options.of_model.get("tuning")
+    if as_it_starts or tuning is None or tuning.head_init == "zero":
+        return options.build()
+    chosen, tuning.head_init = tuning.head_init, "zero"
+    try:
+        return options.build()
+    finally:
+        tuning.head_init = chosen
 
 
 def make_soup(

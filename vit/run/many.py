@@ -11,7 +11,7 @@ from vit.run.options import Options
 from vit.run.record import now
 from vit.run.screen import as_typed
 
-_VALUES = ("acc", "balanced_acc", "loss", "map", "top5")
+_VALUES = ("acc", "balanced_acc", "loss", "map", "f1", "micro_f1", "top5")
 
 
 def fit_many(
@@ -33,15 +33,18 @@ def fit_many(
     """
     if seeds < 1 or (folds is not None and folds < 2):
         raise ValueError(f"expected at least 1 for --seeds and at least 2 for --folds, but got {seeds} and {folds}.")
+
+    def split_of(fold: int) -> list[str]:
+        return [] if folds is None else [f"--data.folds={folds}", f"--data.fold={fold}"]
+
     if dry_run:
-        session.fit(args, dry_run=True)
+        session.fit([*args, *split_of(0)], dry_run=True)
         return []
     first = Options("fit", args).config.seed
     runs = []
     for fold in range(folds or 1):
-        split = [] if folds is None else [f"--data.folds={folds}", f"--data.fold={fold}"]
         for seed in range(first, first + seeds):
-            run = session.fit([*args, *split, f"--seed={seed}"])
+            run = session.fit([*args, *split_of(fold), f"--seed={seed}"])
             assert run is not None
             runs.append(run)
     summary = summarise(runs)
@@ -68,7 +71,8 @@ def summarise(runs: Sequence[RunFolder]) -> dict[str, Any]:
 
 
 def _numbers(record: dict[str, Any]) -> dict[str, Any]:
-    told = record.get("val") or {}
+    # Tasks without classes keep the names that Lightning logged.
+    told = {name.removeprefix("val_"): value for name, value in (record.get("val") or {}).items()}
     fold = record["data"].get("fold") if "data" in record else None
     return ({} if fold is None else {"fold": fold}) | {name: told[name] for name in _VALUES if name in told}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -158,8 +158,9 @@ class Options(LightningCLI):
             type=int | None,
             help="End when the monitored value has not improved for so many validations. Default: train to the end.",
         )
-        parser.add_argument("--find_batch_size", action="store_true", help="Search the largest batch that fits first.")
-        parser.add_argument("--find_lr", action="store_true", help="Search a learning rate first, by a short sweep.")
+        flag: dict[str, Any] = {"action": ActionYesNo, "nargs": "?", "default": False}
+        parser.add_argument("--find_batch_size", **flag, help="Search the largest batch that fits first.")
+        parser.add_argument("--find_lr", **flag, help="Search a learning rate first, by a short sweep.")
         parser.add_argument(
             "--soup",
             type=int,

@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule
 from vit.data.module import ImageDataModule
 from vit.models.attention import cpu_computes_bf16
 from vit.run.recipes import advice
+from vit.tasks.accumulate import planned_steps
 from vit.tasks.base import Task
 from vit.tasks.optim import OptimConfig, make_schedule, steps_of
 
@@ -33,30 +34,6 @@ def choose_precision(accelerator: str) -> tuple[str, str]:
             return "bf16-mixed", "this processor computes bfloat16 natively"
         return "32-true", "this processor does not compute bfloat16 natively"
     return "32-true", f"nothing is known about {accelerator}"
-
-
-def planned_steps(trainer: dict[str, Any], batches: int) -> tuple[int, int]:
-    """Optimizer steps per epoch and in all, as Lightning will take them.
-
-    Args:
-        trainer: options of the Trainer.
-        batches: training batches in a whole epoch.
-    """
-    limit = trainer["limit_train_batches"]
-    if trainer["fast_dev_run"]:
-        fast = 1 if trainer["fast_dev_run"] is True else int(trainer["fast_dev_run"])
-        return min(fast, batches), min(fast, batches)
-    if trainer["overfit_batches"]:
-        limit = trainer["overfit_batches"]
-    if limit is not None:
-        # As Lightning: whole numbers count batches, also those that a parser has read as 6.0; others are shares.
-        counts = isinstance(limit, int) or limit > 1
-        batches = min(batches, int(limit)) if counts else int(batches * limit)
-    per_epoch = math.ceil(batches / (trainer["accumulate_grad_batches"] or 1))
-    epochs, steps = trainer["max_epochs"], trainer["max_steps"]
-    total = math.inf if epochs in (-1, None) else per_epoch * epochs
-    total = min(total, steps) if steps not in (-1, None) else total
-    return per_epoch, -1 if total == math.inf else int(total)
 
 
 @dataclass
@@ -111,8 +88,13 @@ def make_plan(
         data.preprocessing = model.preprocessing
         plan.lines["pictures"] = [_preparation(model)]
         if isinstance(data, ImageDataModule):
+            if model.views is not None:
+                plan.lines["augment"] = [
+                    f"{model.views.describe()}, each on its own; otherwise:",
+                    *plan.lines["augment"],
+                ]
             plan.lines |= _training_lines(model, trainer, _batches(data, trainer))
-            notes = advice(model, len(data.table.rows("train")))
+            notes = advice(model, len(data.table.rows("train")), trainer["max_epochs"])
             plan.lines |= {"note": notes} if notes else {}
     plan.lines["precision"] = [_with_reason(str(trainer["precision"]), reasons.get("trainer.precision"))]
     return plan

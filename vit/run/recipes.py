@@ -1,6 +1,8 @@
 """Recipes at work: look at the data and the weights, fill in what nobody typed, and warn of what rarely goes well."""
 
+import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,18 +14,27 @@ from vit.data.module import ImageDataModule
 from vit.data.source import available_cores
 from vit.models.weights import load_weights
 from vit.run.options import Options
-from vit.tasks.auto import Choice, Facts, Start, auto, paper
+from vit.tasks.auto import auto
 from vit.tasks.base import Task
+from vit.tasks.classify import Classifier
+from vit.tasks.facts import LARGE, Choice, Facts, Start
+from vit.tasks.methods import unfrozen
+from vit.tasks.options import given
+from vit.tasks.paper import paper
 
 _RECIPES = {"auto": auto, "paper": paper}
 _SAMPLE = 64
+_SHAPE = {
+    f"model.encoder.{name}" for name in ("size", "image_size", "patch_size", "width", "depth", "heads", "mlp_dim")
+}
 
 
-def apply_recipe(options: Options) -> list[str]:
+def apply_recipe(options: Options, found: Mapping[str, Any] | None = None) -> list[str]:
     """Let the run's recipe choose what was not typed, in place.
 
     Args:
         options: of a fit.
+        found: options that were searched for, by dotted name; they count as typed.
 
     Returns:
         A line for the plan per choice, with its reason; none without a recipe.
@@ -45,11 +56,14 @@ def apply_recipe(options: Options) -> list[str]:
                 "or the data are others. Leave it out, or write recipe: none."
             )
         return []
-    facts = replace(look(data, config), typed=_by_name(typed))
+    hand = {**_by_name(typed), **(found or {})}
+    facts = replace(look(data, config), typed=hand)
     lines = [f"{config.recipe}; what is set by hand wins"]
     for name, choice in _RECIPES[config.recipe](facts).items():
-        if _set(config, known, name, choice, facts):
+        if _set(config, known | hand.keys(), name, choice, facts):
             lines.append(f"{name} {_shown(choice.value)} ({choice.why})")
+    if facts.start is None and known & _SHAPE:
+        lines.append("model.encoder as described by hand; what was left open is that of ViT-B/16")
     return lines
 
 
@@ -64,8 +78,8 @@ def _set(config: Namespace, typed: set[str], name: str, choice: Choice, facts: F
     key = name.replace("data.", "data.init_args.", 1) if name.startswith("data.") else name
     decided = {key, *_DECIDED_BY.get(name, ())}
     if facts.start is None and name.startswith("model.encoder."):
-        # A model that was described in part is not to be finished by a guess.
-        decided |= {other for other in typed if other.startswith("model.encoder.")}
+        # A model whose shape was described in part is not to be finished by a guess.
+        decided |= _SHAPE
     if decided & typed:
         return False
     config[key] = list(choice.value) if isinstance(choice.value, tuple) else choice.value
@@ -75,10 +89,8 @@ def _set(config: Namespace, typed: set[str], name: str, choice: Choice, facts: F
 _DECIDED_BY = {
     "trainer.max_epochs": ("trainer.max_steps", "trainer.max_time"),
     "trainer.max_steps": ("trainer.max_epochs", "trainer.max_time"),
-    "model.optim.lr": ("model.optim.name",),
-    "model.optim.weight_decay": ("model.optim.name",),
     "model.optim.ema_warmup": ("model.optim.ema",),
-    "model.tuning.head_init": ("model.encoder.head", "model.loss.name"),
+    "model.tuning.head_init": ("model.encoder.head",),
     "model.loss.label_smoothing": ("model.loss.name",),
     "data.augment.crop_scale": ("data.init_args.augment.preset",),
 }
@@ -98,10 +110,21 @@ def look(data: ImageDataModule, config: Namespace) -> Facts:
     """
     start = None
     if config.model.weights is not None:
-        model = load_weights(config.model.weights).model
-        c = model.config
-        parameters = sum(p.numel() for p in model.parameters())
-        start = Start(parameters=parameters, width=c.width, patch_size=c.patch_size, image_size=min(c.size))
+        # Some weights open only with options that they do not tell themselves; their size is looked at as it is.
+        encoder = given(config.model.encoder.as_dict())
+        loaded = load_weights(
+            config.model.weights,
+            classes=data.classes,
+            **{k: v for k, v in encoder.items() if f"model.encoder.{k}" not in _SHAPE},
+        )
+        c = loaded.model.config
+        start = Start(
+            parameters=sum(p.numel() for p in loaded.model.parameters()),
+            width=c.width,
+            patch_size=encoder.get("patch_size", c.patch_size),
+            image_size=min(c.size),
+            keeps_head=not any(name.startswith("head.") for name in loaded.report.new),
+        )
     accelerator = str(config.trainer.accelerator)
     return Facts(
         pictures=max(1, len(data.table.rows("train"))),
@@ -112,8 +135,16 @@ def look(data: ImageDataModule, config: Namespace) -> Facts:
         start=start,
         cores=available_cores(),
         gpu=accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available(),
+        devices=_processes(config.trainer),
         sharded=any(kind in str(config.trainer.strategy) for kind in ("fsdp", "deepspeed", "model_parallel")),
     )
+
+
+def _processes(trainer: Namespace) -> int:
+    """Those that train together; 1 where only the machine can tell."""
+    devices = trainer.devices
+    here = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdecimal() else 1
+    return max(1, here) * int(trainer.num_nodes)
 
 
 def _side(data: ImageDataModule) -> int:
@@ -129,18 +160,33 @@ def _side(data: ImageDataModule) -> int:
     return int(statistics.median(sides)) if sides else 224
 
 
-def advice(model: Task, pictures: int) -> list[str]:
+# Highest rates that rarely spoil pre-trained weights, where matrices of the blocks learn: of large weights, of small.
+_RATES = {"adamw": (1e-3, 5e-3), "sgd": (0.1, 0.1)}
+
+
+def advice(model: Task, pictures: int, epochs: int | None) -> list[str]:
     """What rarely goes well, said before hours are lost; lines for the plan.
 
     Args:
         model: as it is going to be trained.
         pictures: to train on.
+        epochs: of the run; None or -1 where something else ends it.
     """
     lines = []
     c, optim = model.model.config, model.resolved.optim
-    everything = all(p.requires_grad for p in model.model.parameters())
-    if model.weights is not None and everything and optim.name == "adamw" and optim.lr and optim.lr > 1e-3:
-        lines.append(f"lr {optim.lr:g} is high for pre-trained weights, which it may wipe out; 1e-4 to 5e-4 is usual")
+    if isinstance(model, Classifier):
+        moved = model.method in ("full", "attention", "last_n")
+        large = sum(p.numel() for p in model.model.parameters()) >= LARGE
+        limit = _RATES[optim.name][0 if large else 1] if optim.name in _RATES else math.inf
+        if model.weights is not None and moved and optim.lr and optim.lr > limit:
+            usual = f"{limit / 10:g} to {limit / 2:g}"
+            lines.append(f"lr {optim.lr:g} is high for pre-trained weights, which it may wipe out; {usual} is usual")
+        if model.tuning.unfreeze_every is not None and epochs not in (None, -1):
+            asleep = model.learning - unfrozen(model.model, model.learning, model.tuning, epochs - 1)
+            if asleep:
+                count = sum(p.numel() for name, p in model.model.named_parameters() if name in asleep)
+                lines.append(f"{count:,} parameters are still frozen when the run ends: more epochs, or a lower "
+                             "tuning.unfreeze_every")  # fmt: skip
     tokens = c.grid[0] * c.grid[1]
     if tokens < 16:
         lines.append(f"{tokens} patches are few to tell things apart: a smaller patch_size, or a larger image_size")

@@ -18,6 +18,7 @@ def say_next(
     chosen_by: str | None,
     has_test: bool,
     has_classes: bool,
+    by_steps: bool,
 ) -> None:
     """Print the result of a fit, where it lies, and what to try next.
 
@@ -28,6 +29,7 @@ def say_next(
         chosen_by: the val value that chose the checkpoint; None where it is the last one.
         has_test: whether there are test pictures.
         has_classes: whether the model names pictures; one that was pre-trained without labels does not.
+        by_steps: whether a number of steps ended it, not of epochs.
     """
     shown = as_typed(run.path)
     print(f"\ntrained in {seconds:.1f} s")
@@ -43,7 +45,8 @@ def say_next(
         print(f"  vit fit --config finetune_folder --model.weights {shown} --data.root PHOTOS   give it classes")
     elif run.model.is_dir():
         print(f"  vit predict {shown} PICTURE ...   name other pictures")
-    print(f"  vit fit --resume {shown} --trainer.max_epochs N   go on to epoch N")
+    length, end = ("max_steps", "step") if by_steps else ("max_epochs", "epoch")
+    print(f"  vit fit --resume {shown} --trainer.{length} N   go on to {end} N")
 
 
 def result_line(split: str, values: dict[str, Any]) -> str:
@@ -54,7 +57,8 @@ def result_line(split: str, values: dict[str, Any]) -> str:
     low, high = (100 * value for value in values["acc_95"])
     return (
         f"{split} accuracy {100 * values['acc']:.2f} % (95 % interval {low:.2f} to {high:.2f}) "
-        f"on {values['pictures']:,} pictures, balanced {100 * values['balanced_acc']:.2f} %, loss {values['loss']:.4f}"
+        f"on {values['pictures']:,} pictures, balanced {100 * values['balanced_acc']:.2f} %, "
+        + ("loss not finite" if values["loss"] is None else f"loss {values['loss']:.4f}")
     )
 
 

@@ -64,17 +64,18 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
             raise ValueError(f"expected {run.last} to go on from, but it is not there; start a new run.")
     options = Options("fit", args)
     config = options.config
+    _check_single(config)
     with quiet_lightning():
         # A run that goes on has chosen already.
         recipe = apply_recipe(options) if run is None else []
         reasons = _resolve(options)
-        recipe += find(options) if run is None else []
+        recipe = find(options, recipe) if run is None else []
         seed_everything(config.seed, workers=True, verbose=False)
-        if run is not None and not options.own_model:
-            # The checkpoint holds all weights; what the run started from need not be there any more.
-            options.of_model.weights = None
-        data, model = options.build()
-        _check_monitor(config, model)
+        data, model = options.build() if run is None else _build_to_go_on(options)
+        has_val = config.trainer.limit_val_batches != 0 and (
+            not isinstance(data, ImageDataModule) or bool(data.table.rows("val"))
+        )
+        _check_monitor(config, model, has_val=has_val)
         name = config.name or _name(args, config)
         title = f"{name}, seed {config.seed}" + (f", goes on in {run.path}" if run else "")
         trainer_options = config.trainer.as_dict()
@@ -82,13 +83,12 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
         first_process = os.environ.get("LOCAL_RANK", "0") == "0"
         if first_process:
             print(plan, flush=True)
-        if dry_run:
+        if dry_run or config.dry_run:
             return None
         if run is None:
             run = new_run_folder(config.trainer.default_root_dir, name)
         os.environ[CHOSEN_FOLDER] = str(run.path)
         try:
-            has_val = not isinstance(data, ImageDataModule) or bool(data.table.rows("val"))
             trainer = _trainer(options, model, run, has_val=has_val)
             begin = partial(_write_start, run, options, model, data, str(plan), args, resumed=resume is not None)
             # Only after a checkpoint was read: one that does not fit must not change the record of its run.
@@ -114,6 +114,28 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
             del os.environ[CHOSEN_FOLDER]
             _remove_if_empty(run.path)
     return run
+
+
+def _check_single(config: Namespace) -> None:
+    """Options that ask for other runs than this one are read where they are typed, never passed over."""
+    for name, default, instead in (("seeds", 1, "vit.fit_many"), ("folds", None, "vit.fit_many"), ("resume", None, "")):
+        if config[name] != default:
+            raise ValueError(
+                f"expected --{name} among the words of vit fit" + (f", or {instead} in Python" if instead else "")
+                + f", but a configuration or another verb sets {name} to {config[name]}. Leave it out there."
+            )  # fmt: skip
+
+
+def _build_to_go_on(options: Options) -> tuple[LightningDataModule, LightningModule]:
+    """The checkpoint holds all weights; what the run started from need not be there any more, but stays on record."""
+    if options.own_model:
+        return options.build()
+    weights, options.of_model.weights = options.of_model.weights, None
+    data, model = options.build()
+    options.of_model.weights = weights
+    if isinstance(model, Task):
+        model.weights = weights
+    return data, model
 
 
 def evaluate(verb: str, path: str, args: Sequence[str]) -> dict[str, Any]:
@@ -199,9 +221,19 @@ def _name(args: Sequence[str], config: Namespace) -> str:
     return Path(files[0]).stem if files else config.data.class_path.rpartition(".")[2].lower()
 
 
-def _check_monitor(config: Namespace, model: LightningModule) -> None:
+def _check_monitor(config: Namespace, model: LightningModule, *, has_val: bool) -> None:
+    if config.soup > 1 and not (isinstance(model, Classifier) and has_val):
+        raise ValueError(
+            f"expected classification with a val split for --soup {config.soup}, since val pictures choose what goes "
+            "into it. Leave it out, or give --data.val a share."
+        )
     if not isinstance(model, Task):
         return
+    if config.monitor is not None and model.monitors and not has_val:
+        raise ValueError(
+            f"expected a val split for --monitor {config.monitor}, but no val picture is looked at. Leave it out, or "
+            "give --data.val a share."
+        )
     if config.monitor is None:
         config.monitor = next(iter(model.monitors), None)
     if config.monitor is not None and config.monitor not in model.monitors:
@@ -248,7 +280,7 @@ def _trainer(options: Options, model: LightningModule, run: RunFolder, *, has_va
     logger = options.made.trainer.logger
     trainer = Trainer(**_trainer_options(options, callbacks=callbacks, logger=_loggers(logger, run)))
     if known:
-        check_directions(trainer.callbacks, known)  # type: ignore[attr-defined]
+        check_directions(trainer.callbacks, known, validates=has_val)  # type: ignore[attr-defined]
     return trainer
 
 
@@ -343,6 +375,7 @@ def _finish(
         chosen_by=chosen["chosen_by"],
         has_test=has_test,
         has_classes=isinstance(model, Classifier),
+        by_steps=trainer.max_steps != -1,
     )
 
 

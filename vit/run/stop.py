@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
 
 from vit.run.folder import RunFolder
 from vit.run.screen import as_typed
@@ -28,10 +29,12 @@ class Stopped(KeyboardInterrupt):
         self.number = int(number)
 
 
-class StopAtStep(Callback):
+class StopAtStep(Checkpoint):
     """Once a signal came, save and end at the next optimizer step.
 
-    After the last step of an epoch, its validation still runs: a checkpoint between the two would lose it.
+    Before a validation, as after the last step of an epoch, one more step is taken: a checkpoint between the step and
+    its validation would lose that. A `Checkpoint` in name only: Lightning calls those last, when every other callback
+    has seen the step, the average of the weights above all.
 
     Args:
         run: where `last.ckpt` is written.
@@ -58,7 +61,7 @@ class StopAtStep(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Save between two optimizer steps, with the gradients of neither."""
         loop = trainer.fit_loop.epoch_loop
-        if loop._should_accumulate() or loop.batch_progress.is_last_batch:
+        if loop._should_accumulate() or loop.batch_progress.is_last_batch or _validates_now(trainer):
             return
         if self._asked(trainer):
             save_whole(trainer, self.run.last)
@@ -73,6 +76,11 @@ class StopAtStep(Callback):
         asked = self.number is not None
         # All processes must end at the same step, whichever got the signal.
         return trainer.strategy.reduce_boolean_decision(asked, all=False) if trainer.world_size > 1 else asked
+
+
+def _validates_now(trainer: Trainer) -> bool:
+    fetcher = trainer.fit_loop._data_fetcher
+    return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
 @contextlib.contextmanager

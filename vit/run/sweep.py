@@ -15,7 +15,7 @@ from vit.run import session
 from vit.run.folder import RunFolder, write_text
 from vit.run.options import Options
 from vit.run.screen import as_typed
-from vit.tasks.auto import paper_rates
+from vit.tasks.paper import paper_rates
 
 
 def sweep(
@@ -45,7 +45,14 @@ def sweep(
             "expected classification for vit sweep, since the accuracy on val pictures ranks its runs, but the model "
             f"is {config.model.class_path.rpartition('.')[2]}. Start its runs with vit fit and compare their records."
         )
+    for asked, default in (("dry_run", False), ("seeds", 1), ("folds", None), ("resume", None)):
+        if config[asked] != default:
+            raise ValueError(f"expected no {asked} for vit sweep, which trains one run per combination: leave it out.")
     data = options.data()
+    if isinstance(data, ImageDataModule) and not data.table.rows("val"):
+        raise ValueError(
+            "expected a val split, by which vit sweep ranks its runs, but there is none: give --data.val a share."
+        )
     if not grid and config.recipe == "paper":
         assert isinstance(data, ImageDataModule)
         grid = {"model.optim.lr": list(paper_rates(len(data.table.rows("train"))))}

@@ -1,6 +1,8 @@
-"""Accumulated gradients that are the mean over all pictures of their window, whatever its length."""
+"""Windows of accumulated batches: gradients that are the mean over their pictures, and how many steps they make."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 
 def window_factor(
@@ -26,3 +28,27 @@ def window_factor(
     if batch_size is None or pictures is None:
         return accumulate / (end - start)
     return accumulate * size / (min(end * batch_size, pictures) - start * batch_size)
+
+
+def planned_steps(trainer: Mapping[str, Any], batches: int) -> tuple[int, int]:
+    """Optimizer steps per epoch and in all, as Lightning will take them.
+
+    Args:
+        trainer: options of the Trainer.
+        batches: training batches in a whole epoch.
+    """
+    limit = trainer["limit_train_batches"]
+    if trainer["fast_dev_run"]:
+        fast = 1 if trainer["fast_dev_run"] is True else int(trainer["fast_dev_run"])
+        return min(fast, batches), min(fast, batches)
+    if trainer["overfit_batches"]:
+        limit = trainer["overfit_batches"]
+    if limit is not None:
+        # As Lightning: whole numbers count batches, also those that a parser has read as 6.0; others are shares.
+        counts = isinstance(limit, int) or limit > 1
+        batches = min(batches, int(limit)) if counts else int(batches * limit)
+    per_epoch = math.ceil(batches / (trainer["accumulate_grad_batches"] or 1))
+    epochs, steps = trainer["max_epochs"], trainer["max_steps"]
+    total = math.inf if epochs in (-1, None) else per_epoch * epochs
+    total = min(total, steps) if steps not in (-1, None) else total
+    return per_epoch, -1 if total == math.inf else int(total)

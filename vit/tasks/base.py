@@ -164,7 +164,9 @@ class Task(LightningModule):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Gradients of the batch's loss, by its share in the window of accumulated batches."""
-        self._loss = loss.detach()
+        # Lightning has divided it by the window's length, and multiplied it for half precision.
+        scale = 1.0 if self.trainer.scaler is None else self.trainer.scaler.get_scale()
+        self._loss = loss.detach() * (self.trainer.accumulate_grad_batches / scale)
         super().backward(loss if self._window == 1 else loss * self._window, *args, **kwargs)
 
     def configure_gradient_clipping(

@@ -170,7 +170,7 @@ class Classifier(Task):
                 )
             self.criterion = self._make_loss(table.counts("train").tolist(), len(table.rows("train")))
         if self.loss.teacher is not None and self._teacher is None:
-            self._teacher = load_teacher(self.loss.teacher, classes=self.classes)
+            self._teacher = load_teacher(self.loss.teacher, classes=self.classes, several=self.several)
 
     def train(self, mode: bool = True) -> "Classifier":
         """Switch to training; parts in which nothing learns stay in evaluation mode, see `set_modes`."""

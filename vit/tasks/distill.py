@@ -55,7 +55,7 @@ class Teacher:
         return logits if self.columns is None else logits[:, self.columns]
 
 
-def load_teacher(source: str, *, classes: Sequence[str]) -> Teacher:
+def load_teacher(source: str, *, classes: Sequence[str], several: bool = False) -> Teacher:
     """A teacher of these classes.
 
     Args:
@@ -63,13 +63,20 @@ def load_teacher(source: str, *, classes: Sequence[str]) -> Teacher:
             of any timm model with pre-trained weights, a ViT or not.
         classes: of the student. A teacher that knows the names of its own classes must know all of these; one that
             does not must have as many.
+        several: the student's pictures have several labels each; so must the teacher's, where it tells.
 
     Raises:
-        ValueError: there is no such model, or it has other classes.
+        ValueError: there is no such model, or it has other classes, or another kind of labels.
     """
     path = Path(source.removeprefix("local-dir:")).expanduser()
     if path.exists() and not _is_timm_folder(path):
         loaded = load_weights(source)
+        if loaded.several != several:
+            kinds = {True: "several labels", False: "one label"}
+            raise ValueError(
+                f"expected a teacher that gives a picture {kinds[several]}, as the data do, but {source} gives "
+                f"{kinds[loaded.several]}."
+            )
         model: nn.Module = loaded.model
         size, channels = loaded.model.config.size, loaded.model.config.channels
         mean, std = loaded.preprocessing["mean"], loaded.preprocessing["std"]

@@ -178,8 +178,8 @@ class _Sweep(Callback):
         assert isinstance(pl_module, Task)
         highest = pl_module.resolved.optim.lr
         assert highest is not None
-        sweep: Any = lambda step: self.rate(step) / highest  # noqa: E731
-        pl_module.lr_factor = sweep
+        factors: Any = _Factors(self, highest)
+        pl_module.lr_factor = factors
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -190,6 +190,16 @@ class _Sweep(Callback):
             self.losses.append(smoothed)
         if not math.isfinite(smoothed) or (len(self.losses) > 10 and smoothed > 4 * min(self.losses)):
             trainer.should_stop = True
+
+
+class _Factors:
+    """The sweep's rates in the place of a `Schedule`, for tasks that ask for the run's length too."""
+
+    def __init__(self, sweep: _Sweep, highest: float) -> None:
+        self.sweep, self.highest, self.total = sweep, highest, sweep.steps
+
+    def __call__(self, step: int) -> float:
+        return self.sweep.rate(step) / self.highest
 
 
 @contextmanager

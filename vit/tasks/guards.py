@@ -79,12 +79,13 @@ class OneClass(Callback):
         )
 
 
-def check_directions(callbacks: Iterable[Callback], monitors: Mapping[str, str]) -> None:
+def check_directions(callbacks: Iterable[Callback], monitors: Mapping[str, str], *, validates: bool = True) -> None:
     """Refuse callbacks that watch a value which is never logged, or in the wrong direction.
 
     Args:
         callbacks: of the Trainer.
-        monitors: the values that a task logs, with min or max; the direction of others is not known.
+        monitors: the val values that a task logs, with min or max; the direction of others is not known.
+        validates: whether val pictures are looked at.
 
     Raises:
         ValueError: names the callback, the value and what to write.
@@ -93,7 +94,8 @@ def check_directions(callbacks: Iterable[Callback], monitors: Mapping[str, str])
         if not isinstance(callback, (EarlyStopping, ModelCheckpoint)) or callback.monitor is None:
             continue
         name, monitor = type(callback).__name__, callback.monitor
-        known = {**monitors, **{m.replace("val_", "train_", 1): way for m, way in monitors.items()}}
+        known = {"train_loss": "min"} | {m.replace("val_", "train_", 1): way for m, way in monitors.items()}
+        known |= monitors if validates else {}
         if monitor not in known:
             raise ValueError(
                 f"expected {name} to monitor one of {', '.join(known)}, but got {monitor!r}, which is never logged."

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 import torch
@@ -75,6 +75,22 @@ class LossConfig:
                 raise ValueError(f"expected loss.{key} of at least 0, but got {getattr(self, key)}.")
         if len(self.asymmetric_gammas) != 2 or not all(0 <= g < math.inf for g in self.asymmetric_gammas):
             raise ValueError(f"expected two loss.asymmetric_gammas of at least 0, but got {self.asymmetric_gammas}.")
+        self._check_used()
+
+    def _check_used(self) -> None:
+        """No option is passed over."""
+        owners = {
+            "focal_gamma": ("loss.name focal", self.name == "focal"),
+            "asymmetric_gammas": ("loss.name asymmetric", self.name == "asymmetric"),
+            "asymmetric_margin": ("loss.name asymmetric", self.name == "asymmetric"),
+            "distillation": ("loss.teacher", self.teacher is not None),
+            "distillation_alpha": ("loss.teacher", self.teacher is not None),
+            "distillation_temperature": ("loss.teacher", self.teacher is not None),
+        }
+        for field in fields(self):
+            owner, used = owners.get(field.name, ("", True))
+            if not used and getattr(self, field.name) != field.default:
+                raise ValueError(f"expected loss.{field.name} with {owner}: leave it out, or set that too.")
 
     @property
     def needs_counts(self) -> bool:

@@ -69,6 +69,20 @@ class OptimConfig:
             value = getattr(self, key)
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"expected optim.{key} of at least 0, but got {value}.")
+        self._check_used()
+
+    def _check_used(self) -> None:
+        """No option is passed over."""
+        unused = []
+        if self.name == "adamw" and self.momentum != OptimConfig.momentum:
+            unused.append(("momentum", "another optimizer: that of adamw is betas[0]"))
+        if self.name == "sgd":
+            unused += [(key, "adamw and its kin") for key in ("betas", "eps") if getattr(self, key) is not None]
+        if self.ema is None:
+            late, cold = self.ema_start != OptimConfig.ema_start, self.ema_warmup != OptimConfig.ema_warmup
+            unused += [("ema_start", "optim.ema")] * late + [("ema_warmup", "optim.ema")] * cold
+        for key, owner in unused:
+            raise ValueError(f"expected optim.{key} with {owner}, but it would do nothing here: leave it out.")
 
 
 def _check_timm_name(name: str) -> None:
@@ -120,6 +134,13 @@ class ScheduleConfig:
             raise ValueError(
                 f"expected schedule.cooldown with constant or rsqrt, but got {self.name}, which ends at "
                 "schedule.final without."
+            )
+        if self.timescale != ScheduleConfig.timescale and self.name != "rsqrt":
+            raise ValueError(f"expected schedule.timescale with rsqrt, but got {self.name}: leave it out.")
+        if self.final and self.name in ("constant", "rsqrt") and not self.cooldown:
+            raise ValueError(
+                f"expected schedule.final of {self.name} with schedule.cooldown, at whose end it is reached: leave it "
+                "out, or set both."
             )
         if not 0 <= self.final <= 1:
             raise ValueError(f"expected schedule.final between 0 and 1, but got {self.final}.")
