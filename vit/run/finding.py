@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
 from torch import Tensor
 
 from vit.data.module import ImageDataModule
@@ -20,7 +20,7 @@ def find(options: Options, recipe: Sequence[str] = ()) -> list[str]:
     """Search what `--find_batch_size` and `--find_lr` ask for, and set it in the options, in place.
 
     The batch size comes first, because the right rate depends on it; the recipe chooses again for the one that was
-    found. Model, data and random state are as before.
+    found. Model and data are as before. What is random comes from the run's seed, so that the same run finds the same.
 
     Args:
         options: of a fit, after its recipe.
@@ -36,6 +36,7 @@ def find(options: Options, recipe: Sequence[str] = ()) -> list[str]:
     for wanted in ("find_batch_size", "find_lr"):
         if not config[wanted]:
             continue
+        seed_everything(config.seed, workers=True, verbose=False)
         data, task = _built(options, as_it_starts=wanted == "find_lr")
         if not isinstance(task, Task) or not isinstance(data, ImageDataModule):
             raise ValueError(f"expected a task and a data source of this toolkit for --{wanted}; leave it out.")
