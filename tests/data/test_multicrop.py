@@ -76,9 +76,11 @@ def test_without_local_views_there_are_none_and_flips_follow_the_augmentation(pi
     half = Image.fromarray(np.repeat([[[0] * 3] * 20 + [[255] * 3] * 20], 40, 0).astype(np.uint8))
     whole = MultiCrop(global_scale=(1.0, 1.0), local_views=0)
     for flip in (0.0, 1.0):
-        augment = Augmentation(crop_scale=(0.1, 0.2), crop_ratio=(1.0, 1.0), flip=flip)
+        augment = Augmentation(crop_ratio=(1.0, 1.0), flip=flip)
         (views,) = ViewsTransform(Preprocessing(image_size=28), augment, whole)(half)
         assert views[0, 0, 14, 0] == (0 if flip == 0 else 255)
+    with pytest.raises(ValueError, match="model.views.global_scale and local_scale"):
+        ViewsTransform(Preprocessing(image_size=28), Augmentation(crop_scale=(0.1, 0.2)), whole)
 
 
 def test_a_cache_and_values_out_of_range_are_refused(pictures, as_users_run):

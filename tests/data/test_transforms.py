@@ -9,7 +9,7 @@ from timm.data import create_transform
 from torchvision.transforms import v2
 
 from vit.data import Augmentation, Preprocessing, evaluation_transform, training_transform
-from vit.data.transforms import draw_crop
+from vit.data.transforms import Training, draw_crop
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -134,6 +134,21 @@ def test_crops_are_those_of_torchvision_also_where_none_fits():
                 box = theirs.make_params([torch.empty(3, height, width)])
                 torch.manual_seed(seed)
                 assert draw_crop(width, height, scale, ratio) == (box["left"], box["top"], box["width"], box["height"])
+
+
+@pytest.mark.parametrize(("width", "height"), [(400, 100), (100, 400)])
+def test_crops_of_squashed_pictures_have_the_shape_of_the_picture(width, height):
+    made = {}
+    for mode in ("center", "squash"):
+        drawn = Augmentation(crop_scale=(0.6, 1.0), crop_ratio=(0.9, 1.1)).resolve()
+        training = Training(Preprocessing(image_size=28, crop_mode=mode), drawn)
+        boxes = []
+        for seed in range(20):
+            torch.manual_seed(seed)
+            boxes.append(training.view(width, height).box)
+        made[mode] = [(right - left, bottom - top) for left, top, right, bottom in boxes]
+    assert all(abs(w / h / (width / height) - 1) < 0.13 and w * h >= 0.58 * 40_000 for w, h in made["squash"])
+    assert all(w * h < 0.3 * 40_000 for w, h in made["center"]), "a square sees no more of a long picture"
 
 
 def test_each_augmentation_option_changes_the_picture(draw):

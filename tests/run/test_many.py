@@ -136,6 +136,12 @@ def test_what_val_pictures_decide_is_refused_without_them(tmp_path, tiny, words,
     assert not list((tmp_path / "outputs").glob("*/*"))
 
 
+def test_a_run_without_val_pictures_goes_on(tiny):
+    run = session.fit([*tiny, "--data.val=0.0"])
+    assert run.record["checkpoint"] == {"file": "last.ckpt", "chosen_by": None, "split": None}
+    assert session.fit(["--trainer.max_epochs=2"], resume=str(run.path)).record["epochs"] == 2
+
+
 def test_runs_of_other_tasks_are_summed_up_too(tiny, capsys):
     decoder = ["--model.decoder.width=16", "--model.decoder.depth=1", "--model.decoder.heads=2"]
     words = ["--model=MAE", *ENCODER, *decoder, "--data=Digits", "--trainer.limit_train_batches=2"]

@@ -129,6 +129,15 @@ def test_the_rate_is_that_of_the_batch_that_is_found(tmp_path, photos, weights, 
     assert found == float(capsys.readouterr().out.split("model.optim.lr ")[1].split()[0])
 
 
+def test_long_pictures_are_seen_as_such(tmp_path, capsys):
+    for name in ("cat", "dog"):
+        (tmp_path / "long" / name).mkdir(parents=True)
+        for i in range(10):
+            Image.new("L", (56, 28), 9 * i).save(tmp_path / "long" / name / f"{i}.png")
+    fitted(tmp_path, "--data=Folder", f"--data.root={tmp_path / 'long'}", "--dry_run")
+    assert "crop_mode squash (pictures are 2.0 times as long as wide" in capsys.readouterr().out
+
+
 def test_blocks_that_never_wake_are_said(tmp_path, photos, weights, capsys):
     words = ["--data=Folder", f"--data.root={photos}", f"--model.weights={weights}", "--dry_run"]
     fitted(tmp_path, *words, "--model.tuning.unfreeze_every=2", "--trainer.max_epochs=4")

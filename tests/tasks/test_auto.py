@@ -68,11 +68,11 @@ def test_letters_and_digits_are_not_flipped(classes, flips):
     assert ("data.augment.flip" not in changed(classes=classes)) == flips
 
 
-def test_several_labels_need_no_ridge_and_no_smoothing():
+def test_several_labels_are_not_smoothed_and_start_from_a_ridge_regression_too():
     chosen = changed(multi_label=True)
-    assert "model.tuning.head_init" not in chosen
+    assert chosen["model.tuning.head_init"] == changed()["model.tuning.head_init"] == "ridge"
     assert "model.loss.label_smoothing" not in chosen
-    assert changed()["model.tuning.head_init"] == "ridge"
+    assert "model.loss.label_smoothing" in changed()
 
 
 def test_wider_weights_learn_more_slowly():
@@ -226,6 +226,12 @@ def test_few_val_pictures_choose_large_weights_by_their_loss():
     assert changed()["monitor"] == "val_loss"
     for other in ({"val": 0}, {"val": 5000}, {"start": SMALL}, {"start": None}):
         assert "monitor" not in changed(**other)
+
+
+def test_long_pictures_are_squashed_rather_than_cut():
+    assert changed(aspect=2.0)["model.preprocessing.crop_mode"] == "squash"
+    assert changed(start=None, aspect=2.0)["model.preprocessing.crop_mode"] == "squash"
+    assert "model.preprocessing.crop_mode" not in changed(aspect=1.5), "photographs keep their shape"
 
 
 def test_small_pictures_are_shown_to_their_edges():

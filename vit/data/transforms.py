@@ -218,8 +218,14 @@ class Training:
         self.rest = Finish(drawn, mean=preprocessing.mean, std=preprocessing.std)
 
     def view(self, width: int, height: int) -> View:
-        """Draw the crop of an upright picture of this size, as torchvision's `RandomResizedCrop` draws it."""
-        left, top, crop_width, crop_height = draw_crop(width, height, self.scale, self.ratio)
+        """Draw the crop of an upright picture of this size, as torchvision's `RandomResizedCrop` draws it.
+
+        Where evaluation squashes pictures, the crop's width over height counts in those of the picture: training then
+        sees what evaluation sees, and long pictures are not cut to their middle.
+        """
+        shape = width / height if self.preprocessing.crop_mode == "squash" else 1.0
+        ratio = (shape * self.ratio[0], shape * self.ratio[1])
+        left, top, crop_width, crop_height = draw_crop(width, height, self.scale, ratio)
         edges = (left, top, left + crop_width, top + crop_height)
         return View(edges, width=self.preprocessing.size[1], height=self.preprocessing.size[0])
 

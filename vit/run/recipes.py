@@ -126,12 +126,14 @@ def look(data: ImageDataModule, config: Namespace) -> Facts:
             keeps_head=not any(name.startswith("head.") for name in loaded.report.new),
         )
     accelerator = str(config.trainer.accelerator)
+    side, aspect = _shape(data)
     return Facts(
         pictures=max(1, len(data.table.rows("train"))),
         val=len(data.table.rows("val")),
         classes=data.classes,
         multi_label=data.table.several,
-        side=_side(data),
+        side=side,
+        aspect=aspect,
         start=start,
         cores=available_cores(),
         gpu=accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available(),
@@ -147,17 +149,18 @@ def _processes(trainer: Namespace) -> int:
     return max(1, here) * int(trainer.num_nodes)
 
 
-def _side(data: ImageDataModule) -> int:
-    """Median of the shorter sides of some training pictures; 224 where no header can be read."""
+def _shape(data: ImageDataModule) -> tuple[int, float]:
+    """Medians of some training pictures: shorter side, longer over shorter; a square of 224 where no header is read."""
     rows = data.table.rows("train")
-    sides = []
+    sides, aspects = [], []
     for row in rows[:: max(1, len(rows) // _SAMPLE)]:
         try:
             header = read_header(data.table.read(row), max_pixels=data.source.max_pixels, orient=data.source.orient)
         except (DecodeError, OSError, ValueError):
             continue
         sides.append(min(header.size))
-    return int(statistics.median(sides)) if sides else 224
+        aspects.append(max(header.size) / min(header.size))
+    return (int(statistics.median(sides)), statistics.median(aspects)) if sides else (224, 1.0)
 
 
 # Highest rates that rarely spoil pre-trained weights, where matrices of the blocks learn: of large weights, of small.

@@ -75,7 +75,7 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
         has_val = config.trainer.limit_val_batches != 0 and (
             not isinstance(data, ImageDataModule) or bool(data.table.rows("val"))
         )
-        _check_monitor(config, model, has_val=has_val)
+        _check_monitor(config, model, has_val=has_val, resumed=run is not None)
         name = config.name or _name(args, config)
         title = f"{name}, seed {config.seed}" + (f", goes on in {run.path}" if run else "")
         trainer_options = config.trainer.as_dict()
@@ -221,7 +221,7 @@ def _name(args: Sequence[str], config: Namespace) -> str:
     return Path(files[0]).stem if files else config.data.class_path.rpartition(".")[2].lower()
 
 
-def _check_monitor(config: Namespace, model: LightningModule, *, has_val: bool) -> None:
+def _check_monitor(config: Namespace, model: LightningModule, *, has_val: bool, resumed: bool) -> None:
     if config.soup > 1 and not (isinstance(model, Classifier) and has_val):
         raise ValueError(
             f"expected classification with a val split for --soup {config.soup}, since val pictures choose what goes "
@@ -230,11 +230,14 @@ def _check_monitor(config: Namespace, model: LightningModule, *, has_val: bool) 
     if not isinstance(model, Task):
         return
     if config.monitor is not None and model.monitors and not has_val:
+        if resumed:  # the split of a run never changes: what was written down has chosen nothing
+            config.monitor = None
+            return
         raise ValueError(
             f"expected a val split for --monitor {config.monitor}, but no val picture is looked at. Leave it out, or "
             "give --data.val a share."
         )
-    if config.monitor is None:
+    if config.monitor is None and has_val:
         config.monitor = next(iter(model.monitors), None)
     if config.monitor is not None and config.monitor not in model.monitors:
         from vit.run.messages import did_you_mean

@@ -7,6 +7,7 @@ from vit.tasks.methods import FEW
 
 _FINE = 2000  # val pictures that tell accuracies apart by less than a point
 _RIDGE = 50_000  # pictures whose features fit anywhere
+_LONG = 1.75  # longer over shorter side; photographs have up to 1.5. At 2.0 squashing took 63 to 74 % mAP (one seed)
 
 
 def auto(facts: Facts) -> dict[str, Choice]:
@@ -30,6 +31,9 @@ def auto(facts: Facts) -> dict[str, Choice]:
     if facts.start is not None and facts.start.large and _method(facts, chosen) == "full":
         steps = facts.steps(int(facts.settled("trainer.max_epochs", chosen["trainer.max_epochs"])), batch)
         chosen |= _calm(facts, steps, good_head=facts.start.keeps_head or "model.tuning.head_init" in chosen)
+    if facts.aspect >= _LONG:
+        why = f"pictures are {facts.aspect:.1f} times as long as wide, of which a square would cut much away"
+        chosen["model.preprocessing.crop_mode"] = Choice("squash", why)
     if _letters(facts.classes):
         chosen["data.augment.flip"] = Choice(0.0, "classes are letters or digits, which a flip would spoil")
     if not facts.multi_label:
@@ -47,7 +51,8 @@ def _from_weights(facts: Facts, start: Start) -> dict[str, Choice]:
     chosen["trainer.max_epochs"] = epochs
     if method is not None:
         chosen["model.method"] = method
-    if not facts.multi_label and facts.pictures <= _RIDGE and not start.keeps_head:
+    # With several labels too: it took 54 to 63 % mAP on 300 pictures of two garments each, from 250 (one seed).
+    if facts.pictures <= _RIDGE and not start.keeps_head:
         chosen["model.tuning.head_init"] = Choice("ridge", "a head that fits the features spares them a rough start")
     if _method(facts, chosen) == "head":
         if _adamw(facts):

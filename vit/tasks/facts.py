@@ -64,6 +64,7 @@ class Facts:
         classes: their names.
         multi_label: pictures have several labels.
         side: median of the pictures' shorter sides in pixels.
+        aspect: median of longer over shorter side.
         start: the weights; None from scratch.
         cores: processor cores.
         gpu: whether a GPU computes.
@@ -80,6 +81,7 @@ class Facts:
     start: Start | None
     cores: int
     gpu: bool
+    aspect: float = 1.0
     devices: int = 1
     sharded: bool = False
     typed: Mapping[str, Any] = field(default_factory=dict)
