@@ -2,7 +2,8 @@
 
 The sweep trains four runs with the toolkit's defaults, at auto's image size and as long, and takes the one that is
 best on the val pictures; auto trains one run. Both are then scored on the same test pictures. Each seed draws other
-training pictures. What is done is kept, so that the script goes on where it stopped.
+training pictures. What is done is kept, so that the script goes on where it stopped. Rows of a recipe that was changed
+because of them move to `earlier`, with what was changed: they are published too.
 
 Run: python benchmarks/recipe_auto.py [WEIGHTS FOLDER ...]        Writes docs/records/recipe_auto.json.
 Default: the weights that ship, all eight folders (benchmarks/small_folders.py).
@@ -95,8 +96,9 @@ def main(weights: str, names: list[str]) -> None:
                 continue
             with tempfile.TemporaryDirectory() as place:
                 row = one(name, weights, seed, Path(place))
-            rows = (read("recipe_auto") or {"rows": []})["rows"]  # another process may have added some
-            keep("recipe_auto", {"rates": RATES, "rows": [*rows, row]})
+            kept = read("recipe_auto") or {"rows": [], "earlier": []}  # another process may have added some
+            rows = [*kept["rows"], row]
+            keep("recipe_auto", {"rates": RATES, "rows": rows, "earlier": kept["earlier"]})
             print(row, flush=True)
     show((read("recipe_auto") or {"rows": []})["rows"])
 

@@ -206,9 +206,14 @@ def recipe_auto() -> list[str]:
         )
     what = (
         "One run of `recipe: auto` against the best on val of four learning rates with the plain defaults, as many "
-        "epochs and the same image size; mean of 3 seeds, each with other training pictures, the interval by Student's t."
+        "epochs and the same image size; mean of 3 seeds, each with other training pictures, the interval by "
+        "Student's t."
     )
-    return [what, "", *lines, "", machine(record)]
+    told = []
+    for change in record["earlier"]:
+        auto, sweep = (100 * mean(row[side] for row in change["rows"]) for side in ("auto", "sweep"))
+        told += ["", f"{change['rows'][0]['folder']} was {auto:.2f} against {sweep:.2f} % before: {change['changed']}"]
+    return [what, "", *lines, *told, "", machine(record)]
 
 
 def machine(record: dict[str, Any]) -> str:
