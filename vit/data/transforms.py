@@ -40,8 +40,8 @@ class Preprocessing:
         interpolation: filter of the resize.
         crop_pct: share of the resized side that the central crop keeps, in (0, 1].
         crop_mode: `center`: the short side is resized, the long one cropped; `squash`: both sides are
-            resized, the aspect ratio is lost; `border`: the long side is resized, the short one padded with
-            the mean.
+            resized, the aspect ratio is lost (training crops then have the picture's own shape); `border`: the
+            long side is resized, the short one padded with the mean.
         background: red, green, blue (0-255) behind transparent pixels.
         value_range: values of 16-bit, 32-bit and float pictures that stand for black and white.
         orient: turn pictures upright by their EXIF orientation.
