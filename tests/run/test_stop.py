@@ -1,6 +1,7 @@
 """However a run ends, nothing is lost: Ctrl-C, SIGTERM, kill -9, and numbers that are not finite."""
 
 import csv
+import math
 import multiprocessing
 import os
 import random
@@ -15,6 +16,7 @@ from lightning.pytorch import Callback, Trainer
 from vit import cli
 from vit.run import session
 from vit.run.folder import RunFolder
+from vit.tasks import base
 from vit.tasks.callbacks import save_whole
 
 linux = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
@@ -233,3 +235,11 @@ def test_kill_9_at_ten_random_moments_changes_nothing(tmp_path, tiny):
         assert states[0]["global_step"] == states[1]["global_step"]
         assert [row["lr"] for row in log_of(done)] == [row["lr"] for row in log_of(unbroken)]
         assert [row["val_loss"] for row in log_of(done)] == [row["val_loss"] for row in log_of(unbroken)]
+
+
+def test_the_loss_that_is_watched_is_the_batchs_own_also_when_batches_are_accumulated(tiny, monkeypatch):  # C1
+    seen = []
+    monkeypatch.setattr(base, "check_finite", lambda loss, norm, **told: seen.append(float(loss)))
+    session.fit([*tiny, "--trainer.accumulate_grad_batches=3", "--trainer.max_epochs=1"])
+    assert len(seen) == 2
+    assert seen[0] == pytest.approx(math.log(10), abs=0.4), "a third of it would be told otherwise"
