@@ -95,16 +95,13 @@ class Facts:
         """
         return self.typed.get(name, choice.value)
 
-    def sets(self, *names: str) -> bool:
+    def sets(self, *prefixes: str) -> bool:
         """Whether an option was set by hand.
 
         Args:
-            names: options, or groups of options that end in a dot.
+            prefixes: what its name begins with.
         """
-        return any(name in self.typed or (name[-1] == "." and self._group(name)) for name in names)
-
-    def _group(self, prefix: str) -> bool:
-        return any(name.startswith(prefix) for name in self.typed)
+        return any(name.startswith(prefixes) for name in self.typed)
 
     @property
     def length_is_set(self) -> bool:
