@@ -124,6 +124,8 @@ def test_the_rate_is_that_of_the_batch_that_is_found(tmp_path, photos, weights, 
     fitted(tmp_path, *words, "--find_batch_size=true")
     out = capsys.readouterr().out
     assert "data.batch_size 48 (48 is the largest that fitted)" in out
+    assert "batch 48 (as asked for)" in out
+    assert out.count("data.batch_size") == 1
     found = float(out.split("model.optim.lr ")[1].split()[0])
     fitted(tmp_path, *words, "--data.batch_size=48")
     assert found == float(capsys.readouterr().out.split("model.optim.lr ")[1].split()[0])

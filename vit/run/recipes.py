@@ -76,7 +76,7 @@ def _by_name(typed: Namespace) -> dict[str, Any]:
 def _set(config: Namespace, typed: set[str], name: str, choice: Choice, facts: Facts) -> bool:
     """Set one option, unless it was typed, or another one that decides it."""
     key = name.replace("data.", "data.init_args.", 1) if name.startswith("data.") else name
-    decided = {key, *_DECIDED_BY.get(name, ())}
+    decided = {key, name, *_DECIDED_BY.get(name, ())}
     if facts.start is None and name.startswith("model.encoder."):
         # A model whose shape was described in part is not to be finished by a guess.
         decided |= _SHAPE
