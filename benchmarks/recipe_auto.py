@@ -2,14 +2,16 @@
 
 The sweep trains four runs with the toolkit's defaults, at auto's image size and as long, and takes the one that is
 best on the val pictures; auto trains one run. Both are then scored on the same test pictures. Each seed draws other
-training pictures. What is done is kept, so that the script goes on where it stopped. Rows of a recipe that was changed
-because of them move to `earlier`, with what was changed: they are published too.
+training pictures. What is done is kept, run by run, so that the script goes on where it stopped (unfinished rows wait
+in the folder for temporary files). Rows of a recipe that was changed because of them move to `earlier`, with what was
+changed: they are published too.
 
 Run: python benchmarks/recipe_auto.py [WEIGHTS FOLDER ...]        Writes docs/records/recipe_auto.json.
 Default: the weights that ship, all eight folders (benchmarks/small_folders.py).
 """
 
 import math
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -32,13 +34,20 @@ def one(name: str, weights: str, seed: int, place: Path) -> dict[str, Any]:
 
     import vit
     from vit.run import session, sweep
+    from vit.run.folder import RunFolder
 
     folder = place / "pictures"
-    folders()[name](folder, seed)
+    if not folder.exists():
+        folders()[name](place / "draft", seed)
+        (place / "draft").rename(folder)
     words = [*options(name, folder), f"--model.weights={weights}", f"--seed={seed}", *COMMON]
     words.append(f"--trainer.default_root_dir={place / 'runs'}")
-    run = session.fit([*words, "--recipe=auto", "--name=auto"])
-    assert run is not None
+    done = place / "auto.txt"
+    if not done.exists():
+        fitted = session.fit([*words, "--recipe=auto", "--name=auto"])
+        assert fitted is not None
+        done.write_text(str(fitted.path))
+    run = RunFolder(Path(done.read_text()))
     told = vit.test(run)
     check(told)
     config = run.record["config"]
@@ -94,11 +103,13 @@ def main(weights: str, names: list[str]) -> None:
             rows = (read("recipe_auto") or {"rows": []})["rows"]
             if any((r["weights"], r["folder"], r["seed"]) == (Path(weights).name, name, seed) for r in rows):
                 continue
-            with tempfile.TemporaryDirectory() as place:
-                row = one(name, weights, seed, Path(place))
+            place = Path(tempfile.gettempdir()) / f"vit-{Path(__file__).stem}-{Path(weights).name}-{name}-{seed}"
+            shutil.rmtree(place / "draft", ignore_errors=True)
+            row = one(name, weights, seed, place)
             kept = read("recipe_auto") or {"rows": [], "earlier": []}  # another process may have added some
             rows = [*kept["rows"], row]
             keep("recipe_auto", {"rates": RATES, "rows": rows, "earlier": kept["earlier"]})
+            shutil.rmtree(place)
             print(row, flush=True)
     show((read("recipe_auto") or {"rows": []})["rows"])
 

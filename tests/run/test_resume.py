@@ -24,6 +24,14 @@ class Cut(Callback):
         pass
 
 
+class CutBeforeValidation(Callback):
+    """Break off between an optimizer step and the validation that follows it."""
+
+    def on_validation_start(self, trainer, *args):
+        if trainer.global_step == 9:
+            raise Cut.Now
+
+
 def weights(path):
     return torch.load(path, weights_only=True)["state_dict"]
 
@@ -61,6 +69,23 @@ def test_a_cut_run_goes_on_bit_for_bit(tmp_path, tiny, workers, after, monkeypat
     assert equal(resumed.best, unbroken.best)
     assert _losses(resumed) == _losses(unbroken)
     assert resumed.record["val"]["loss"] == unbroken.record["val"]["loss"]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(("cut", "saved"), [(CutBeforeValidation(), {1: 8, 3: 6}), (Cut(10), {1: 10, 3: 9})])
+def test_no_save_stands_between_a_step_and_its_validation(tmp_path, tiny, every, cut, saved, monkeypatch):  # C14
+    args = [*tiny, "--data.num_workers=0", "--trainer.max_epochs=2", "--trainer.val_check_interval=3"]
+    args += [f"--save_every_n_steps={every}", "--model.optim.ema=0.7", "--soup=4"]  # one for each validation
+    unbroken = session.fit([*args, "--name=unbroken"])
+    fit_with(cut, [*args, "--name=cut"], Cut.Now, monkeypatch)
+    broken = tmp_path / "outputs" / "cut" / "1"
+    assert torch.load(broken / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == saved[every]
+    resumed = session.fit([], resume=str(broken))
+    assert equal(resumed.last, unbroken.last)
+    assert equal(resumed.best, unbroken.best)
+    kept = [{file.name for file in run.checkpoints.glob("soup-*.ckpt")} for run in (resumed, unbroken)]
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 4
 
 
 def test_a_cut_run_that_mixes_pictures_goes_on_bit_for_bit(tmp_path, tiny, monkeypatch):  # C14

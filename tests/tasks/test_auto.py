@@ -48,9 +48,18 @@ def test_small_weights_keep_their_own_size():
 
 
 def test_more_pictures_mean_fewer_epochs_and_larger_batches():
-    few, many = changed(pictures=400), changed(pictures=30_000)
+    few, many = changed(pictures=80), changed(pictures=30_000)
     assert few["trainer.max_epochs"] > changed()["trainer.max_epochs"] > many["trainer.max_epochs"]
     assert few["data.batch_size"] < changed()["data.batch_size"] < many["data.batch_size"]
+
+
+def test_large_weights_see_few_pictures_fewer_times_than_small_ones():
+    def epochs(pictures):
+        return [changed(pictures=pictures, start=start)["trainer.max_epochs"] for start in (LARGE, SMALL)]
+
+    assert epochs(30) == [50, 50], "a few steps more cost nothing"
+    assert epochs(160) == [20, 50]
+    assert epochs(4000) == [10, 10]
 
 
 def test_a_slow_machine_gets_fewer_patches_then_fewer_epochs_then_the_head_alone():

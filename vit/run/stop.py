@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from vit.run.folder import RunFolder
 from vit.run.screen import as_typed
-from vit.tasks.callbacks import save_whole
+from vit.tasks.callbacks import may_save, save_whole
 from vit.tasks.guards import NonFiniteError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -60,10 +60,7 @@ class StopAtStep(Checkpoint):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Save between two optimizer steps, with the gradients of neither."""
-        loop = trainer.fit_loop.epoch_loop
-        if loop._should_accumulate() or loop.batch_progress.is_last_batch or _validates_now(trainer):
-            return
-        if self._asked(trainer):
+        if may_save(trainer) and self._asked(trainer):
             save_whole(trainer, self.run.last)
             raise Stopped(self.number or signal.SIGTERM)
 
@@ -76,11 +73,6 @@ class StopAtStep(Checkpoint):
         asked = self.number is not None
         # All processes must end at the same step, whichever got the signal.
         return trainer.strategy.reduce_boolean_decision(asked, all=False) if trainer.world_size > 1 else asked
-
-
-def _validates_now(trainer: Trainer) -> bool:
-    fetcher = trainer.fit_loop._data_fetcher
-    return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,8 @@ class RunCheckpoint(ModelCheckpoint):
     accumulated gradients, which no checkpoint holds.
     """
 
+    _due = False
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the score, with paths in the folder as it is named now."""
         here = str(self.dirpath)
@@ -42,13 +44,37 @@ class RunCheckpoint(ModelCheckpoint):
         self._last_checkpoint_saved = filepath
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """Save every n steps, but not between the batches of one optimizer step.
-
-        Nor after the last batch of an epoch: a run that goes on from there would miss its validation.
-        """
-        loop = trainer.fit_loop.epoch_loop
-        if not loop._should_accumulate() and not loop.batch_progress.is_last_batch:
+        """Save every n steps, but only where a run can go on from; after the validation, where one follows."""
+        if may_save(trainer):
             super().on_train_batch_end(trainer, *args, **kwargs)
+        elif _ends_step_inside_epoch(trainer) and self._every_n_train_steps:
+            self._due = trainer.global_step % self._every_n_train_steps == 0
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save what came due before the validation."""
+        super().on_validation_end(trainer, pl_module)
+        if self._due:
+            self._due = False
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+
+
+def may_save(trainer: Trainer) -> bool:
+    """Whether a run can go on from here, after a training batch, and lose nothing.
+
+    Not between the batches of one optimizer step, and not between a step and its validation, as after an epoch's last
+    batch: it would be missed.
+    """
+    return _ends_step_inside_epoch(trainer) and not _validates_now(trainer)
+
+
+def _ends_step_inside_epoch(trainer: Trainer) -> bool:
+    loop = trainer.fit_loop.epoch_loop
+    return not (loop._should_accumulate() or loop.batch_progress.is_last_batch)
+
+
+def _validates_now(trainer: Trainer) -> bool:
+    fetcher = trainer.fit_loop._data_fetcher
+    return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
 def save_whole(trainer: Trainer, file: Path) -> None:
