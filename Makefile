@@ -36,7 +36,7 @@ check: lint types test  ## all that CI runs
 results: install  ## write docs/results.md from docs/records
 	$(BIN)/python benchmarks/results.py
 
-bench: install  ## measure again what docs/results.md says, and write it
+bench: install  ## measure the quickstart and the start-up again, and write docs/results.md
 	$(BIN)/python benchmarks/quickstart.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/results.py

@@ -1,7 +1,7 @@
 """Few digits per class: fine-tuning weights that were pre-trained on clothing, against training from scratch.
 
 Every run takes the same number of steps of the same size with the same options; nothing is chosen on the test
-pictures, which are all digits that no run of that size trains on. A run that is done is not repeated.
+pictures, which are all digits that the run itself does not train on. A run that is done is not repeated.
 
 Run: python benchmarks/few_shot.py [NAME=RUN ...]        Writes docs/records/few_shot.json.
 NAME=RUN adds other weights, such as mae=outputs/fashion_mnist_mae/1.

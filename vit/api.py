@@ -85,14 +85,15 @@ def validate(run: str | Path | RunFolder, **changes: Any) -> dict[str, Any]:
 
 
 def test(run: str | Path | RunFolder, **changes: Any) -> dict[str, Any]:
-    """Score the best checkpoint of a run on its test split; writes `predictions-test.parquet` and the record.
+    """Score a run's best checkpoint on its test split; writes `predictions-test.parquet` and the record.
 
     Args:
-        run: the run, its folder, its model folder or a checkpoint in it.
+        run: the run, its folder, its model folder or a checkpoint in it, which is then the one scored.
         changes: options that change the run's own, as in `fit`.
 
     Returns:
-        loss, acc, balanced_acc, top5 where K > 5, the 95 % interval of acc, and the number of pictures.
+        loss, acc, balanced_acc, top5 where K > 5, the 95 % interval of acc, and the number of pictures; for several
+        labels loss, map, f1, micro_f1, f1_per_class and the number of pictures.
 
     Raises:
         ValueError: no such run, or no test pictures.

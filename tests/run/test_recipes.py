@@ -45,7 +45,7 @@ def test_auto_chooses_says_why_and_is_recorded(tmp_path, photos, weights, capsys
     )
     out = capsys.readouterr().out
     assert "recipe       auto; what is set by hand wins" in out
-    assert "data.batch_size 16 (3 steps an epoch)" in out
+    assert "data.batch_size 16 (3 batches an epoch)" in out
     assert "model.tuning.head_init ridge" in out
     assert "head: ridge regression on 48 pictures" in out
     config = run.record["config"]
@@ -137,7 +137,7 @@ def test_long_pictures_are_seen_as_such(tmp_path, capsys):
         for i in range(10):
             Image.new("L", (56, 28), 9 * i).save(tmp_path / "long" / name / f"{i}.png")
     fitted(tmp_path, "--data=Folder", f"--data.root={tmp_path / 'long'}", "--dry_run")
-    assert "crop_mode squash (pictures are 2.0 times as long as wide" in capsys.readouterr().out
+    assert "crop_mode squash (longer sides are 2.0 times the shorter" in capsys.readouterr().out
 
 
 def test_blocks_that_never_wake_are_said(tmp_path, photos, weights, capsys):

@@ -31,8 +31,8 @@ class Batch(NamedTuple):
     """What the loaders yield and the tasks take.
 
     Args:
-        images: (b, c, h, w) uint8; float32 in [0, 1] only for sources deeper than 8 bits.
-        labels: (b,) int64 class index; float (b, k) for several or soft labels; int64 (b, t) for sequences.
+        images: (b, c, h, w) uint8; or stored features in their place, (b, d) float32.
+        labels: (b,) int64 class index; float (b, k) for several or soft labels.
         index: (b,) int64 row of the data table, so that a prediction can be traced to its file.
         weight: (b,) float32, in tables with weights.
     """

@@ -2,7 +2,7 @@
 
     <default_root_dir>/<name>/<n>/
         config.yaml   typed.yaml   plan.txt   metrics.csv   run.json   split.parquet
-        checkpoints/{best,last}.ckpt   predictions-{val,test}.parquet   model/
+        checkpoints/{best,last}.ckpt   predictions-{val,test}.parquet   model/   reconstructions/   tensorboard/
 
 Standard library only, so that every other part can use it at no cost.
 """
@@ -62,7 +62,7 @@ class RunFolder:
 
     @property
     def model(self) -> Path:
-        """The model folder made from `best`."""
+        """The model folder made from `best`, or from `last` where nothing chooses."""
         return self.path / "model"
 
     @property

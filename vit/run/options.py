@@ -151,7 +151,8 @@ class Options(LightningCLI):
         parser.add_argument(
             "--monitor",
             type=str | None,
-            help="Value that chooses the best checkpoint: val_acc (default), val_balanced_acc, val_top5 or val_loss.",
+            help="Value that chooses the best checkpoint: val_acc, val_balanced_acc, val_top5 (of 6 classes or more), "
+            "val_loss; of several labels val_map, val_f1, val_micro_f1, val_loss. Default: the first, or the recipe's.",
         )
         parser.add_argument(
             "--patience",

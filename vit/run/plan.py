@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 from vit.data.module import ImageDataModule
 from vit.models.attention import cpu_computes_bf16
 from vit.run.recipes import advice
-from vit.tasks.accumulate import planned_steps
+from vit.tasks.accumulate import epoch_batches, planned_steps
 from vit.tasks.base import Task
 from vit.tasks.optim import OptimConfig, make_schedule, steps_of
 
@@ -103,9 +103,9 @@ def make_plan(
 def _batches(data: ImageDataModule, trainer: dict[str, Any]) -> int:
     """Training batches of one process in a whole epoch."""
     devices = trainer["devices"] if isinstance(trainer["devices"], int) else 1
-    pictures = len(data.table.rows("train")) // max(1, devices * trainer["num_nodes"])
-    batches = pictures / data.batch_size
-    return math.floor(batches) if data.source.drop_last else math.ceil(batches)
+    processes = max(1, devices * trainer["num_nodes"])
+    pictures = len(data.table.rows("train"))
+    return epoch_batches(pictures, data.batch_size, processes=processes, drop_last=data.source.drop_last)
 
 
 def _with_reason(text: str, reason: str | None) -> str:

@@ -55,7 +55,8 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
         The run's folder; None after a dry run.
 
     Raises:
-        ValueError: bad options or data; nothing was written then.
+        ValueError: bad options or data, or numbers that are not finite; a new run without a checkpoint leaves nothing.
+        Stopped: Ctrl-C or SIGTERM.
     """
     run = open_run_folder(resume) if resume is not None else None
     if run is not None:

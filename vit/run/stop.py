@@ -32,9 +32,9 @@ class Stopped(KeyboardInterrupt):
 class StopAtStep(Checkpoint):
     """Once a signal came, save and end at the next optimizer step.
 
-    Before a validation, as after the last step of an epoch, one more step is taken: a checkpoint between the step and
-    its validation would lose that. A `Checkpoint` in name only: Lightning calls those last, when every other callback
-    has seen the step, the average of the weights above all.
+    A checkpoint between a step and its validation would lose that: inside an epoch one more step is taken, after its
+    last step the run ends when the epoch is complete. A `Checkpoint` in name only: Lightning calls those last, when
+    every other callback has seen the step, the average of the weights above all.
 
     Args:
         run: where `last.ckpt` is written.

@@ -28,12 +28,13 @@ def sweep(
 
     Args:
         args: options of a fit, for all runs.
-        grid: values by option. With `trials`, Optuna draws from them: two numbers are the ends of a range, which is
-            searched on a logarithmic scale if the upper is at least 10 times the lower.
+        grid: values by option. With `trials`, Optuna draws from them: two rising numbers are the ends of a range; of
+            fractions it is searched on a logarithmic scale if the upper is at least 10 times the lower.
         trials: number of runs of a search by Optuna; None tries every combination.
 
     Returns:
-        A row per run, the best first: the values, the monitored val value, the run. Also in `sweep.csv`.
+        A row per run, the best first: the values, what `--monitor` names (default val_acc or val_map) of the checkpoint
+        that the run kept, whatever its recipe let choose that, and the run. Also in `sweep.csv`.
 
     Raises:
         ValueError: an empty grid, a task other than classification, or bad options.

@@ -30,6 +30,19 @@ def window_factor(
     return accumulate * size / (min(end * batch_size, pictures) - start * batch_size)
 
 
+def epoch_batches(pictures: int, batch: int, *, processes: int = 1, drop_last: bool = True) -> int:
+    """Training batches of one process in a whole epoch.
+
+    Args:
+        pictures: to train on, in all processes.
+        batch: pictures in a batch of one process.
+        processes: that share the pictures.
+        drop_last: leave out a last batch that is smaller.
+    """
+    own = pictures // processes
+    return own // batch if drop_last else math.ceil(own / batch)
+
+
 def planned_steps(trainer: Mapping[str, Any], batches: int) -> tuple[int, int]:
     """Optimizer steps per epoch and in all, as Lightning will take them.
 

@@ -32,7 +32,7 @@ def auto(facts: Facts) -> dict[str, Choice]:
         steps = facts.steps(int(facts.settled("trainer.max_epochs", chosen["trainer.max_epochs"])), batch)
         chosen |= _calm(facts, steps, good_head=facts.start.keeps_head or "model.tuning.head_init" in chosen)
     if facts.aspect >= _LONG:
-        why = f"pictures are {facts.aspect:.1f} times as long as wide, of which a square would cut much away"
+        why = f"longer sides are {facts.aspect:.1f} times the shorter, of which a square would cut much away"
         chosen["model.preprocessing.crop_mode"] = Choice("squash", why)
     if _letters(facts.classes):
         chosen["data.augment.flip"] = Choice(0.0, "classes are letters or digits, which a flip would spoil")
@@ -176,7 +176,7 @@ def _batch(facts: Facts) -> Choice:
         # Of ViT-B at 224 px a batch of 128 keeps some 8 GB of activations, of ViT-L one of 64 some 10 GB.
         size = 256 if parameters < 50_000_000 else 128 if parameters < 150_000_000 else 64
     size = min(size, facts.pictures)
-    return Choice(size, f"{math.ceil(facts.pictures / size):,} steps an epoch")
+    return Choice(size, f"{facts.batches(size):,} batches an epoch")
 
 
 def _calm(facts: Facts, steps: int, *, good_head: bool) -> dict[str, Choice]:

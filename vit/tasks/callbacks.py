@@ -18,7 +18,7 @@ from vit.data.module import ImageDataModule
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Lightning's checkpoint callback for a run folder that may be moved, and only between optimizer steps.
+    """Lightning's checkpoint callback for a run folder that may be moved; every n steps it saves only between them.
 
     Lightning forgets the best score when the folder's path has changed, and would save in the middle of
     accumulated gradients, which no checkpoint holds.
@@ -174,13 +174,7 @@ _SHOWN = ("train_loss", "train_acc", "val_loss", "val_acc", "val_balanced_acc", 
 
 
 class Predictions(Callback):
-    """Logits of every picture of a pass, by its row in the data table, kept for the record and written as Parquet.
-
-    Attributes:
-        index: row of the data table.
-        logits: scores.
-        labels: class numbers.
-    """
+    """Logits of every picture of a pass, by its row in the data table, kept for the record and written as Parquet."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Tensor, Tensor, Tensor]] = []

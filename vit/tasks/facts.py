@@ -1,11 +1,10 @@
 """What a recipe looks at: pictures, weights, machine, and what was set by hand."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from vit.tasks.accumulate import planned_steps
+from vit.tasks.accumulate import epoch_batches, planned_steps
 
 
 class Choice(NamedTuple):
@@ -132,8 +131,12 @@ class Facts:
         trainer = {name: self.typed.get(f"trainer.{name}", value) for name, value in _TRAINER.items()}
         if trainer["max_steps"] > 0 and "trainer.max_epochs" not in self.typed:
             epochs = -1
-        batches = math.ceil(self.pictures / (batch * self.devices))
-        return max(1, planned_steps({**trainer, "max_epochs": epochs}, batches)[1])
+        return max(1, planned_steps({**trainer, "max_epochs": epochs}, self.batches(batch))[1])
+
+    def batches(self, batch: int) -> int:
+        """Training batches of one process in a whole epoch."""
+        drop_last = bool(self.typed.get("data.drop_last", True))
+        return max(1, epoch_batches(self.pictures, batch, processes=self.devices, drop_last=drop_last))
 
 
 def tokens_of(size: Any, patch: int) -> int:

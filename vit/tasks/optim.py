@@ -20,8 +20,8 @@ class OptimConfig:
     """The optimizer. `None` leaves the value to the defaults, which the plan prints with their reasons.
 
     Args:
-        name: `adamw`, or `sgd` with momentum (fine-tuning in the ViT paper, section 4.1); any other of timm's, such as
-            `lion` or `lamb`, with an lr, since the right one differs.
+        name: `adamw`, or `sgd` with momentum (fine-tuning in the ViT paper, section 4.1); another of timm's (but
+            adahessian), such as `lion` or `lamb`, with an lr, since the right one differs.
         lr: highest learning rate, that of the head.
         weight_decay: decoupled for AdamW; never applied to biases, norms, tokens and position embeddings.
         momentum: of SGD, and of those of timm's that have one.
