@@ -31,18 +31,28 @@ def module(fn=TrainerFn.FITTING, **options):
 
 def test_a_fit_gets_vectors_with_the_labels_and_order_of_its_pictures():
     pictures, stored = module(), module()
-    stored.features = {name: torch.arange(float(n))[:, None] for name, n in (("train", 1241), ("val", 179))}
+    rows = {name: torch.tensor(list(pictures.table.rows(name))) for name in ("train", "val")}
+    stored.features = {name: (torch.arange(float(len(index)))[:, None], index) for name, index in rows.items()}
     for loader in ("train_dataloader", "val_dataloader"):
         want, got = (list(islice(getattr(data, loader)(), 2)) for data in (pictures, stored))
         assert [b.index.tolist() for b in got] == [b.index.tolist() for b in want]
         assert [b.labels.tolist() for b in got] == [b.labels.tolist() for b in want]
-        rows = pictures.table.rows("train" if loader.startswith("train") else "val")
-        assert all(rows[int(x)] == row for b in got for (x,), row in zip(b.images, b.index.tolist(), strict=True))
+        index = rows["train" if loader.startswith("train") else "val"]
+        assert all(index[int(x)] == row for b in got for (x,), row in zip(b.images, b.index.tolist(), strict=True))
+
+
+def test_a_picture_that_took_the_place_of_a_damaged_one_brings_its_own_label():
+    table = module().table
+    rows = list(table.rows("val"))
+    replaced = torch.tensor([rows[-1], *rows[1:]])
+    sample = Vectors(table, "val", torch.zeros(179, 3), replaced)[0]
+    assert sample.row == rows[-1]
+    assert sample.label == table.target(rows[-1]) != table.target(rows[0])
 
 
 def test_vectors_are_for_one_fit_alone():
     data = module(TrainerFn.VALIDATING)
-    data.features = {"val": torch.zeros(179, 3)}
+    data.features = {"val": (torch.zeros(179, 3), torch.tensor(list(data.table.rows("val"))))}
     assert next(iter(data.val_dataloader())).images.ndim == 4
     data.setup("fit")
     assert data.features == {}
@@ -59,4 +69,4 @@ def test_training_sees_what_evaluation_sees_only_without_augmentation_and_views(
 
 def test_another_number_of_vectors_is_refused():
     with pytest.raises(ValueError, match="each of the 179 pictures of val, but got 3"):
-        Vectors(module().table, "val", torch.zeros(3, 2))
+        Vectors(module().table, "val", torch.zeros(3, 2), torch.arange(3))

@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from vit import api, cli
 from vit.run import session
@@ -87,6 +88,27 @@ def test_a_combination_that_fails_does_not_end_the_sweep(tiny, capsys):
 
 
 @pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"),
+        MisconfigurationException("no such device"),
+    ],
+)
+def test_a_combination_that_does_not_fit_the_machine_does_not_end_the_sweep(tiny, monkeypatch, error):
+    plain = session.fit
+
+    def fit(words, **more):
+        if "--data.batch_size=99" in words:
+            raise error
+        return plain(words, **more)
+
+    monkeypatch.setattr(session, "fit", fit)
+    rows = sweep([*tiny, "--trainer.max_epochs=1"], {"data.batch_size": ["99", "8"]})
+    assert [row["run"] for row in rows] == ["1", None]
+    assert rows[1]["trouble"] == str(error)
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--dry_run"], "no dry_run for vit sweep"),
@@ -127,7 +149,7 @@ def test_a_dry_run_of_folds_plans_the_first_fold(tiny, capsys):
     [
         (["--soup=2", "--data.val=0.0"], "a val split for --soup 2"),
         (["--monitor=val_loss", "--data.val=0.0"], "a val split for --monitor val_loss"),
-        (["--patience=2", "--trainer.limit_val_batches=0"], "a val split and a task"),
+        (["--patience=2", "--trainer.limit_val_batches=0"], "--patience 2, but no val picture is looked at"),
     ],
 )
 def test_what_val_pictures_decide_is_refused_without_them(tmp_path, tiny, words, message):
@@ -140,6 +162,13 @@ def test_a_run_without_val_pictures_goes_on(tiny):
     run = session.fit([*tiny, "--data.val=0.0"])
     assert run.record["checkpoint"] == {"file": "last.ckpt", "chosen_by": None, "split": None}
     assert session.fit(["--trainer.max_epochs=2"], resume=str(run.path)).record["epochs"] == 2
+
+
+def test_a_fit_that_looks_at_no_val_pictures_ends_well_and_they_can_be_scored_later(tiny):
+    run = session.fit([*tiny, "--trainer.limit_val_batches=0", "--trainer.max_epochs=1"])
+    assert "val" not in run.record
+    assert run.model.is_dir()
+    assert session.evaluate("validate", str(run.path), [])["pictures"] == 179
 
 
 def test_runs_of_other_tasks_are_summed_up_too(tiny, capsys):

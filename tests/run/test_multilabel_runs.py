@@ -105,7 +105,7 @@ def test_every_option_of_several_labels_trains(table, tmp_path, more):
     [
         (["--model.loss.name=cross_entropy"], "one answer per picture"),
         (["--model.mixing.mixup=0.8"], "no mixing with several labels"),
-        (["--data.sampling=balanced"], "one label per picture"),
+        (["--data.sampling=balanced"], "no data.sampling balanced with several labels"),
         (["--monitor=val_acc"], "val_map"),
     ],
 )

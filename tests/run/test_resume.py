@@ -88,6 +88,57 @@ def test_no_save_stands_between_a_step_and_its_validation(tmp_path, tiny, every,
     assert len(kept[0]) == 4
 
 
+@pytest.mark.parametrize(("first", "then"), [("adamw", "sgd"), ("sgd", "adamw")])
+def test_another_optimizer_is_refused_before_anything_is_written(tiny, first, then):  # D6
+    run = session.fit([*tiny, "--trainer.max_epochs=1", f"--model.optim.name={first}", "--model.optim.lr=0.01"])
+    before = run.config.read_text()
+    with pytest.raises(ValueError, match=f"optimizer of the checkpoint, {first}, but got {then}"):
+        session.fit(["--trainer.max_epochs=2", f"--model.optim.name={then}"], resume=str(run.path))
+    assert run.config.read_text() == before
+
+
+def by_steps(tiny, steps, *more):
+    """Options of a run whose length is given in steps; an epoch has 6."""
+    same_for_all_lengths = ["--model.schedule.name=constant", "--model.schedule.warmup=0", "--data.num_workers=0"]
+    return [*tiny, "--trainer.max_epochs=-1", f"--trainer.max_steps={steps}", *same_for_all_lengths, *more]
+
+
+@pytest.mark.parametrize("after", [6, 8], ids=["after an epoch", "inside an epoch"])
+def test_a_cut_run_by_steps_goes_on_bit_for_bit(tmp_path, tiny, after, monkeypatch):  # C14
+    args = by_steps(tiny, 15, "--save_every_n_steps=4", "--patience=9")
+    unbroken = session.fit([*args, "--name=unbroken"])
+    fit_with(Cut(after), [*args, "--name=cut"], Cut.Now, monkeypatch)
+    resumed = session.fit([], resume=str(tmp_path / "outputs" / "cut" / "1"))
+    assert equal(resumed.last, unbroken.last)
+    assert equal(resumed.best, unbroken.best)
+    assert _losses(resumed) == _losses(unbroken)
+
+
+@pytest.mark.parametrize("val", [[], ["--trainer.limit_val_batches=0"]], ids=["with val", "without val"])
+def test_a_run_by_steps_that_gets_more_of_them_goes_on_inside_its_epoch(tiny, val):
+    long = session.fit([*by_steps(tiny, 15, *val), "--name=long"])
+    short = session.fit([*by_steps(tiny, 9, *val), "--name=short"])
+    assert torch.load(short.last, weights_only=True)["global_step"] == 9
+    assert not equal(short.last, long.last)
+    longer = session.fit(["--trainer.max_steps=15"], resume=str(short.path))
+    assert equal(longer.last, long.last)
+
+
+@pytest.mark.parametrize(("steps", "validations"), [(9, ["0-6", "1-9"]), (4, ["0-4"]), (6, ["0-6"])])
+def test_a_run_by_steps_ends_with_a_validation(tiny, steps, validations):
+    run = session.fit(by_steps(tiny, steps, "--soup=4", "--patience=2"))
+    assert sorted(file.stem for file in run.checkpoints.glob("soup-*.ckpt")) == [
+        "soup-epoch={}-step={}".format(*v.split("-")) for v in validations
+    ]
+    assert run.best.exists()
+    assert len({loss for _, loss, _ in _losses(run)}) == len(validations)
+
+
+def test_the_log_leaves_val_values_out_where_no_validation_ran(tiny):
+    run = session.fit([*tiny, "--trainer.check_val_every_n_epoch=2"])
+    assert [bool(loss) for _, loss, _ in _losses(run)] == [False, True, False]
+
+
 def test_a_cut_run_that_mixes_pictures_goes_on_bit_for_bit(tmp_path, tiny, monkeypatch):  # C14
     args = [*tiny, "--model.mixing.mixup=0.8", "--model.mixing.cutmix=1.0", "--save_every_n_steps=1"]
     args += ["--data.num_workers=0", "--trainer.max_epochs=2"]

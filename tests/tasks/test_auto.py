@@ -167,6 +167,25 @@ def test_other_optimizers_are_not_given_the_rates_of_adamw():
     assert typed(model__optim__name="adamw") == changed()
 
 
+def test_other_optimizers_get_no_rates_from_scratch_or_from_the_paper():
+    rates = {"model.optim.lr", "model.optim.weight_decay", "model.optim.momentum"}
+    for name in ("sgd", "lion"):
+        assert not rates & changed(start=None, typed={"model.optim.name": name}).keys()
+    for name in ("adamw", "lion"):
+        assert not rates & changed_paper(typed={"model.optim.name": name}).keys()
+    assert rates <= changed_paper(typed={"model.optim.name": "sgd"}).keys()
+
+
+def test_a_head_of_zeros_that_was_asked_for_is_no_good_start_of_an_average():
+    for typed in ({"model.tuning.head_init": "zero"}, {"model.encoder.head": "mlp"}):
+        assert "model.optim.ema_warmup" not in changed(typed=typed)
+        assert "model.optim.ema" in changed(typed=typed)
+
+
+def test_classes_shown_equally_often_do_not_leave_the_choice_to_the_plain_loss():
+    assert "monitor" not in changed(typed={"data.sampling": "balanced"})
+
+
 @pytest.mark.parametrize("loss", ["name", "class_weights", "logit_adjustment"])
 def test_losses_that_shift_classes_do_not_leave_the_choice_to_the_plain_loss(loss):
     assert "monitor" not in changed(typed={f"model.loss.{loss}": "x"})

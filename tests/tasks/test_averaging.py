@@ -112,6 +112,13 @@ def test_before_it_has_started_the_live_weights_are_scored_and_then_the_average(
     assert equal(averaged.seen[-1], weights(made.lightning_module))
 
 
+def test_an_average_that_has_begun_goes_on_where_a_longer_run_would_begin_it_later(tmp_path, tiny_folder):  # C13
+    _, first = fit(tmp_path, tiny_folder, epochs=1, ema=0.9, ema_start=4)
+    first.save_checkpoint(tmp_path / "first.ckpt")
+    longer, _ = fit(tmp_path, tiny_folder, epochs=3, ckpt=tmp_path / "first.ckpt", ema=0.9, ema_start=12)
+    assert longer.averaging.updates == 18 - 4, "one for each step behind the fourth"
+
+
 @pytest.mark.parametrize("start", [2, 8], ids=["after it has started", "before it has started"])
 def test_a_resumed_average_equals_that_of_an_unbroken_run_bit_for_bit(tmp_path, tiny_folder, start):  # C13, C14
     optim = {"ema": 0.9, "ema_start": start}

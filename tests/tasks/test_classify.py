@@ -6,8 +6,10 @@ import math
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from torch.utils.data import DataLoader, IterableDataset
 
 from vit.data import Folder, ImageDataModule
+from vit.data.batch import collate
 from vit.tasks import Classifier, EncoderOptions, LossConfig, OptimConfig, PreprocessingOptions, ScheduleConfig
 
 TINY = EncoderOptions(image_size=32, patch_size=8, width=32, depth=2, heads=2, dropout=0.1, drop_path=0.1)
@@ -198,6 +200,35 @@ def test_the_distillation_token_learns_from_the_teacher_and_the_class_token_from
     learn.save_checkpoint(tmp_path / "student.ckpt")
     again = Classifier.load_from_checkpoint(tmp_path / "student.ckpt", weights_only=True)
     assert again.eval()(images).equal(student(images))
+
+
+class Stream(IterableDataset):
+    """Pictures without a length."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __iter__(self):
+        return iter(self.samples)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
+def test_a_stream_without_a_length_trains_by_steps_alone(tmp_path, tiny_folder):
+    data, model = tiny_data(tiny_folder), tiny()
+    data.preprocessing = model.preprocessing
+    pictures = data.loader("train").dataset
+    loader = DataLoader(Stream([pictures[i] for i in range(36)]), batch_size=6, collate_fn=collate)
+    by_steps = trainer(tmp_path, max_steps=4, max_epochs=-1, limit_val_batches=0)
+    by_steps.fit(model, loader)
+    assert by_steps.global_step == 4
+    with pytest.raises(ValueError, match="a run whose length is known.*trainer.max_steps"):
+        trainer(tmp_path, max_epochs=2, limit_val_batches=0).fit(tiny(), loader)
+
+
+@pytest.mark.parametrize("loss", [{"logit_adjustment": 1.0}, {"class_weights": "balanced"}])
+def test_classes_of_unlike_size_are_made_up_for_once(tmp_path, tiny_folder, loss):
+    with pytest.raises(ValueError, match="either data.sampling balanced or"):
+        trainer(tmp_path).fit(tiny(loss=LossConfig(**loss)), tiny_data(tiny_folder, sampling="balanced"))
 
 
 def test_the_teacher_and_the_counts_enter_the_training_loss(tmp_path, tiny_folder, as_users_run):

@@ -1,11 +1,12 @@
 """Each method inside a fit: what moves and what does not, that it learns, and how the head starts."""
 
+import shutil
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from sklearn.datasets import load_digits
 from sklearn.linear_model import RidgeClassifierCV
 from test_methods import expected
@@ -267,6 +268,25 @@ def test_a_frozen_backbone_sees_each_picture_once_where_nothing_is_drawn(
     for name, tensor in fits[0][0].items():
         torch.testing.assert_close(tensor, fits[1][0][name], atol=1e-5, rtol=1e-4)
     assert float(fits[0][1]["val_loss"]) == pytest.approx(float(fits[1][1]["val_loss"]), rel=1e-3)
+
+
+def test_a_picture_that_is_skipped_leaves_no_label_behind(tiny_folder, tmp_path):
+    root = shutil.copytree(tiny_folder, tmp_path / "damaged")
+    for i in range(3):
+        (root / "train" / "blue" / f"{i}.png").write_bytes(b"no picture")
+
+    class Look(Callback):
+        def on_train_start(self, trainer, pl_module):
+            self.samples = [trainer.train_dataloader.dataset[position] for position in range(36)]
+
+    data, seen = colours(root, augment=Augmentation(preset="none"), on_error="skip"), Look()
+    Trainer(**QUIET, max_epochs=1, callbacks=[seen]).fit(classifier(method="head"), data)
+    assert all(sample.image.ndim == 1 for sample in seen.samples), "features are stored"
+    names = {f"train/blue/{i}.png" for i in range(3)}
+    damaged = {row for row in data.table.rows("train") if data.table.name(row) in names}
+    assert len(damaged) == 3
+    assert not damaged & {sample.row for sample in seen.samples}
+    assert all(sample.label == data.table.target(sample.row) for sample in seen.samples)
 
 
 def test_features_that_do_not_fit_into_memory_are_computed_in_every_epoch(tiny_folder, monkeypatch, capsys):

@@ -49,8 +49,8 @@ class ImageDataModule(LightningDataModule):
         source: where the pictures come from and how they are loaded.
 
     Attributes:
-        features: stored vectors by split, in its order, which a fit gets in place of the split's pictures; empty when
-            a fit begins.
+        features: stored vectors by split, in its order, and the rows that they were made of, which a fit gets in place
+            of the split's pictures; empty when a fit begins.
     """
 
     def __init__(self, source: Source) -> None:
@@ -58,7 +58,7 @@ class ImageDataModule(LightningDataModule):
         self.source = source
         self.views: MultiCrop | None = None
         self._preprocessing: Preprocessing | None = None
-        self.features: dict[str, Tensor] = {}
+        self.features: dict[str, tuple[Tensor, Tensor]] = {}
         self._sampler: TrainSampler | None = None
         self._position: tuple[int, int] | None = None
         self._lowered = self._said_scarce = False
@@ -338,7 +338,7 @@ class ImageDataModule(LightningDataModule):
         return self.trainer.num_devices if self.trainer is not None else 1
 
     def _vectors(self, split: str, sampler: Sampler[Key], *, batch_size: int, drop_last: bool) -> Loader:
-        stored: Dataset[Any] = Vectors(self.table, split, self.features[split])
+        stored: Dataset[Any] = Vectors(self.table, split, *self.features[split])
         return Loader(
             stored,
             batch_size=batch_size,

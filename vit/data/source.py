@@ -194,6 +194,11 @@ class Source(ABC):
         """
         weights, strata = None, None
         if self.sampling == "balanced":
+            if table.several:
+                raise ValueError(
+                    "expected no data.sampling balanced with several labels per picture, which count for several "
+                    "classes at once: leave it out, or set loss.class_weights balanced."
+                )
             strata = table.labels("train")
             counts = np.bincount(strata, minlength=len(table.classes))
             weights = 1 / counts[strata]

@@ -1,6 +1,6 @@
 """Stored features in the place of pictures, for a head on a frozen backbone."""
 
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -16,22 +16,23 @@ class Vectors(Dataset[Sample]):
         table: the data table.
         split: name of the split.
         x: the vectors, in the order of the split.
+        index: row of the picture that each was made of: another one than its place has where that is damaged.
 
     Raises:
         ValueError: another number of vectors than of pictures.
     """
 
-    def __init__(self, table: DataTable, split: str, x: Float[Tensor, "n d"]) -> None:
-        self.table, self.rows, self.x = table, table.rows(split), x
-        if len(x) != len(self.rows):
+    def __init__(self, table: DataTable, split: str, x: Float[Tensor, "n d"], index: Int64[Tensor, " n"]) -> None:
+        self.table, self.x, self.index = table, x, index.tolist()
+        if len(x) != len(table.rows(split)):
             raise ValueError(
-                f"expected a vector for each of the {len(self.rows)} pictures of {split}, but got {len(x)}."
+                f"expected a vector for each of the {len(table.rows(split))} pictures of {split}, but got {len(x)}."
             )
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.index)
 
     def __getitem__(self, key: int | Key) -> Sample:
         position = key.position if isinstance(key, Key) else key
-        row = self.rows[position]
+        row = self.index[position]
         return Sample(self.x[position], self.table.target(row), row, self.table.weight(row))

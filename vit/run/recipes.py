@@ -90,7 +90,6 @@ _DECIDED_BY = {
     "trainer.max_epochs": ("trainer.max_steps", "trainer.max_time"),
     "trainer.max_steps": ("trainer.max_epochs", "trainer.max_time"),
     "model.optim.ema_warmup": ("model.optim.ema",),
-    "model.tuning.head_init": ("model.encoder.head",),
     "model.loss.label_smoothing": ("model.loss.name",),
     "data.augment.crop_scale": ("data.init_args.augment.preset",),
 }
@@ -129,7 +128,7 @@ def look(data: ImageDataModule, config: Namespace) -> Facts:
     side, aspect = _shape(data)
     return Facts(
         pictures=max(1, len(data.table.rows("train"))),
-        val=len(data.table.rows("val")),
+        val=0 if config.trainer.limit_val_batches == 0 else len(data.table.rows("val")),
         classes=data.classes,
         multi_label=data.table.several,
         side=side,

@@ -34,7 +34,7 @@ from vit.run.record import environment, now
 from vit.run.screen import quiet_lightning, result_line, say_next
 from vit.run.stop import StopAtStep, stoppable
 from vit.tasks.base import Task
-from vit.tasks.callbacks import EpochLog, Predictions, checkpoint_callbacks
+from vit.tasks.callbacks import EpochLog, LastStep, Predictions, checkpoint_callbacks
 from vit.tasks.classify import Classifier
 from vit.tasks.guards import OneClass, check_directions
 from vit.tasks.pretrain import Pretraining
@@ -180,7 +180,10 @@ def _pass(
     """Score a checkpoint on a split: for our own task from the logits of each picture, else what the module logs."""
     ours = isinstance(model, Classifier) and isinstance(data, ImageDataModule)
     predictions = Predictions()
-    one = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
+    one: dict[str, Any] = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
+    limit = f"limit_{split}_batches"
+    if options.config.trainer[limit] == 0:  # of the fit; who asks for a score wants one
+        one[limit] = 1.0
     trainer = Trainer(**_trainer_options(options, callbacks=[predictions] if ours else [], logger=False, **one))
     run_it = trainer.validate if split == "val" else trainer.test
     logged = run_it(model, datamodule=data, ckpt_path=str(checkpoint), verbose=False, weights_only=True)
@@ -264,6 +267,7 @@ def _trainer(options: Options, model: LightningModule, run: RunFolder, *, has_va
     known = model.monitors if isinstance(model, Task) else {}
     monitor = config.monitor if known and has_val else None
     callbacks: list[Callback] = [
+        LastStep(),
         EpochLog(run.path / "metrics.csv"),
         *checkpoint_callbacks(
             run.checkpoints,
@@ -277,7 +281,10 @@ def _trainer(options: Options, model: LightningModule, run: RunFolder, *, has_va
         callbacks.append(Reconstructions(run.path / "reconstructions", every=model.pictures_every))
     if config.patience is not None:
         if monitor is None:
-            raise ValueError("expected a val split and a task of this toolkit for --patience, but there is none.")
+            why = f"{type(model).__name__} monitors nothing" if has_val and not known else "no val picture is looked at"
+            raise ValueError(
+                f"expected a value of val pictures for --patience {config.patience}, but {why}: leave it out."
+            )
         callbacks.append(EarlyStopping(monitor, mode=known[monitor], patience=config.patience, check_finite=False))
     if known:
         callbacks.append(OneClass())
@@ -362,7 +369,7 @@ def _finish(
     if isinstance(model, Task):
         if isinstance(data, ImageDataModule):
             has_test = isinstance(model, Classifier) and bool(data.table.rows("test"))
-            if data.table.rows("val"):
+            if data.table.rows("val") and trainer.limit_val_batches != 0:
                 values = _pass(options, run, "val", model, data, best)
                 record["val"] = {**values, "checkpoint": best.name}
         scored, preprocessing, classes = read_checkpoint(best)

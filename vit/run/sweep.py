@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
 from vit.data.module import ImageDataModule
 from vit.run import session
 from vit.run.folder import RunFolder, write_text
 from vit.run.options import Options
 from vit.run.screen import as_typed
+from vit.tasks.finders import is_out_of_memory
 from vit.tasks.paper import paper_rates
 
 
@@ -78,8 +81,10 @@ def sweep(
             run = session.fit([*args, f"--name={name}", *words])
             assert run is not None
             row |= {monitor: _score(run, monitor), "run": run.path.name}
-        except ValueError as error:
-            # One bad combination, such as a rate that is too high, does not end the others.
+        except Exception as error:
+            # One bad combination, such as a rate that is too high or a batch too large, does not end the others.
+            if not (isinstance(error, (ValueError, MisconfigurationException)) or is_out_of_memory(error)):
+                raise
             row["trouble"] = str(error)
         state.keep(row)
         return row

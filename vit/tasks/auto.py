@@ -30,7 +30,10 @@ def auto(facts: Facts) -> dict[str, Choice]:
         chosen["model.optim.lr"] = Choice(float(f"{scaled:.2g}"), f"{lr.why}; by the square root of the batch")
     if facts.start is not None and facts.start.large and _method(facts, chosen) == "full":
         steps = facts.steps(int(facts.settled("trainer.max_epochs", chosen["trainer.max_epochs"])), batch)
-        chosen |= _calm(facts, steps, good_head=facts.start.keeps_head or "model.tuning.head_init" in chosen)
+        ridge = (
+            facts.settled("model.tuning.head_init", chosen.get("model.tuning.head_init", Choice("zero", ""))) == "ridge"
+        )
+        chosen |= _calm(facts, steps, good_head=facts.start.keeps_head or ridge)
     if facts.aspect >= _LONG:
         why = f"longer sides are {facts.aspect:.1f} times the shorter, of which a square would cut much away"
         chosen["model.preprocessing.crop_mode"] = Choice("squash", why)
@@ -52,7 +55,7 @@ def _from_weights(facts: Facts, start: Start) -> dict[str, Choice]:
     if method is not None:
         chosen["model.method"] = method
     # With several labels too: it took 54 to 63 % mAP on 300 pictures of two garments each, from 250 (one seed).
-    if facts.pictures <= _RIDGE and not start.keeps_head:
+    if facts.pictures <= _RIDGE and not start.keeps_head and "model.encoder.head" not in facts.typed:
         chosen["model.tuning.head_init"] = Choice("ridge", "a head that fits the features spares them a rough start")
     if _method(facts, chosen) == "head":
         if _adamw(facts):
@@ -150,7 +153,11 @@ def _from_scratch(facts: Facts) -> dict[str, Choice]:
     # The colour operations of strong augmentation know grey and RGB alone.
     colours = facts.typed.get("model.encoder.channels", 3) in (1, 3)
     strong = facts.pictures >= 2000 and facts.side > 40 and colours
-    return {
+    rates = {
+        "model.optim.lr": Choice(1e-3, "from scratch"),
+        "model.optim.weight_decay": Choice(0.05, "the usual one with AdamW"),
+    }
+    return (rates if _adamw(facts) else {}) | {
         "model.encoder.image_size": Choice(side, why),
         "model.encoder.patch_size": Choice(patch, f"{(side // patch) ** 2} patches"),
         "model.encoder.width": Choice(width, shape),
@@ -158,8 +165,6 @@ def _from_scratch(facts: Facts) -> dict[str, Choice]:
         "model.encoder.heads": Choice(heads, shape),
         "model.encoder.init_std": Choice(float(f"{1 / math.sqrt(width):.1g}"), "a narrow model learns sooner so"),
         "trainer.max_epochs": Choice(epochs, f"from scratch, {facts.pictures:,} pictures"),
-        "model.optim.lr": Choice(1e-3, "from scratch"),
-        "model.optim.weight_decay": Choice(0.05, "the usual one with AdamW"),
         "data.augment.preset": Choice(
             "strong" if strong else "standard", "nothing else keeps it from learning by heart"
         ),
@@ -198,7 +203,7 @@ def _calm(facts: Facts, steps: int, *, good_head: bool) -> dict[str, Choice]:
             chosen["model.optim.ema_warmup"] = Choice(False, "the first weights are good ones")
     # A loss that shifts or weighs classes on purpose is not what the plain loss on val pictures tells.
     other = {name for name in facts.typed if name.startswith("model.loss.")} - {"model.loss.label_smoothing"}
-    if 0 < facts.val < _FINE and not other:
+    if 0 < facts.val < _FINE and not other and facts.typed.get("data.sampling") != "balanced":
         points = 100 * math.sqrt(0.15 * 0.85 / facts.val)
         why = f"{facts.val:,} val pictures tell accuracies apart by some {points:.1f} points only, losses more finely"
         chosen["monitor"] = Choice("val_loss", why)

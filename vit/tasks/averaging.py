@@ -62,7 +62,8 @@ class Averaging(Callback):
         if trainer.global_step == self._last_step:
             return
         self._last_step = trainer.global_step
-        if trainer.global_step > self.start:
+        # A longer run may start late by its own length; what has begun goes on.
+        if trainer.global_step > self.start or self.has_started:
             self._update(pl_module)
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from vit.data.batch import Batch
 from vit.data.multicrop import MultiCrop, Views
@@ -124,10 +124,11 @@ class Task(LightningModule):
 
     def _run_steps(self) -> int:
         steps = self.trainer.estimated_stepping_batches
-        if steps == float("inf") and self.resolved.schedule.steps is None:
+        # Of data without a length Lightning knows max_steps alone, where -1 stands for none.
+        if (steps == float("inf") or steps < 0) and self.resolved.schedule.steps is None:
             raise ValueError(
-                "expected a run that ends, but it has neither trainer.max_epochs nor trainer.max_steps; "
-                "set one, or model.schedule.steps."
+                "expected a run whose length is known, for its learning rates, but it has neither trainer.max_steps "
+                "nor trainer.max_epochs with data of known length; set one, or model.schedule.steps."
             )
         return self.resolved.schedule.steps or int(steps)
 
@@ -153,6 +154,7 @@ class Task(LightningModule):
         torch.manual_seed(mix(self.seed, self.trainer.current_epoch, batch_idx, self.trainer.global_rank))
         loader: Any = self.trainer.train_dataloader
         known = isinstance(loader, DataLoader) and loader.batch_size is not None
+        known = known and not isinstance(loader.dataset, IterableDataset)
         self._window = window_factor(
             batch_idx,
             len(batch.labels),
@@ -220,6 +222,12 @@ class Task(LightningModule):
                 "out, or start a new run with model.weights."
             )
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            name = checkpoint["hyper_parameters"]["optim"]["name"]
+            if name != self.resolved.optim.name:
+                raise ValueError(
+                    f"expected the optimizer of the checkpoint, {name}, but got {self.resolved.optim.name}: each keeps "
+                    "a state of its own. Leave model.optim.name out, or start a new run with model.weights."
+                )
             live_weights_first(checkpoint)
 
 

@@ -45,7 +45,9 @@ class RunCheckpoint(ModelCheckpoint):
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Save every n steps, but only where a run can go on from; after the validation, where one follows."""
-        if may_save(trainer):
+        if self._ends_inside_epoch(trainer) and not _validates_now(trainer):
+            self._save(trainer)
+        elif may_save(trainer):
             super().on_train_batch_end(trainer, *args, **kwargs)
         elif _ends_step_inside_epoch(trainer) and self._every_n_train_steps:
             self._due = trainer.global_step % self._every_n_train_steps == 0
@@ -53,9 +55,21 @@ class RunCheckpoint(ModelCheckpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save what came due before the validation."""
         super().on_validation_end(trainer, pl_module)
-        if self._due:
+        if self._due or self._ends_inside_epoch(trainer):
             self._due = False
-            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save after a whole epoch; of a run that ends inside one, what was saved there goes on where it stopped."""
+        if self.monitor is not None or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            super().on_train_epoch_end(trainer, pl_module)
+
+    def _ends_inside_epoch(self, trainer: Trainer) -> bool:
+        ends = self.monitor is None and trainer.should_stop and trainer.fit_loop._can_stop_early
+        return ends and not trainer.sanity_checking and _ends_step_inside_epoch(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
 
 def may_save(trainer: Trainer) -> bool:
@@ -124,6 +138,24 @@ def checkpoint_callbacks(
     return made
 
 
+class LastStep(Callback):
+    """End a run whose length is given in steps as Lightning ends others: with a validation, and ready to go on.
+
+    By itself Lightning stops there without one, and takes every checkpoint of such a run for one inside an epoch: going
+    on from the end of an epoch, it counts that twice.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Before a checkpoint is read."""
+        loop: Any = trainer.fit_loop
+        loop._iteration_based_training = lambda: False
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Ask for the end, which validates first."""
+        if 0 < trainer.max_steps <= trainer.global_step:
+            trainer.should_stop = True
+
+
 class EpochLog(Checkpoint):
     """One line per epoch on the screen and in `metrics.csv`, which a run that goes on continues.
 
@@ -136,16 +168,23 @@ class EpochLog(Checkpoint):
     def __init__(self, file: Path) -> None:
         self.file = file
         self.started = time.monotonic()
+        self._validated = False
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock of the epoch."""
-        self.started = time.monotonic()
+        self.started, self._validated = time.monotonic(), False
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Values of val pictures belong to the epoch."""
+        self._validated = not trainer.sanity_checking
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the epoch's line; every other callback has logged its values before."""
         if not trainer.is_global_zero:
             return
-        values = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
+        found = sorted(trainer.callback_metrics.items())
+        # Lightning keeps those of the last validation, however long ago.
+        values = {k: float(v) for k, v in found if self._validated or not k.startswith("val_")}
         seconds = time.monotonic() - self.started
         rate = trainer.optimizers[0].param_groups[-1]["lr"]
         row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, "lr": rate, **values}

@@ -163,6 +163,12 @@ class Classifier(Task):
         """Count the training pictures of each class, and load the teacher, where the loss wants them."""
         table = getattr(getattr(self.trainer, "datamodule", None), "table", None)
         if self.loss.needs_counts:
+            source = getattr(self.trainer.datamodule, "source", None)  # type: ignore[attr-defined]
+            if getattr(source, "sampling", None) == "balanced":
+                raise ValueError(
+                    "expected either data.sampling balanced or loss.class_weights and loss.logit_adjustment, but got "
+                    "both: each makes up for classes of different size."
+                )
             if table is None:
                 raise ValueError(
                     "expected a datamodule with a data table, whose training pictures loss.class_weights and "

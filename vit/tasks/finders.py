@@ -75,7 +75,7 @@ def find_batch_size(
             try:
                 made.fit(trained, datamodule=pictures_of_trial)
             except (RuntimeError, MemoryError) as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 return False
         return True
@@ -257,7 +257,7 @@ def _trainer(options: Mapping[str, Any], *, max_steps: int, callbacks: list[Call
     return Trainer(**hardware, **ours, callbacks=callbacks or [])
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, on any device; the CPU's allocator and cuBLAS have words of their own."""
     words = ("out of memory", "can't allocate memory", "alloc_failed")
     return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)

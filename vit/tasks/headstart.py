@@ -82,7 +82,7 @@ def store_features(trainer: Trainer, net: Normalise, *, mixes: bool) -> Features
             )
         return None
     found = {split: split_features(trainer, net, split) for split in splits}
-    data.features = {split: part.x for split, part in found.items()}
+    data.features = {split: (part.x, part.index) for split, part in found.items()}
     if trainer.is_global_zero and found:
         counts = " and ".join(f"{len(part.x):,} {split}" for split, part in found.items())
         print(f"head: features of {counts} pictures are computed once", flush=True)

@@ -23,11 +23,14 @@ def paper(facts: Facts) -> dict[str, Choice]:
     patch = facts.start.patch_size if facts.start else int(facts.typed.get("model.encoder.patch_size", _PATCH))
     pixels = round(_PIXELS / patch) * patch
     table = "ViT paper, table 4"
-    return {
+    rates = {
         "model.optim.name": Choice("sgd", table),
         "model.optim.momentum": Choice(0.9, table),
         "model.optim.lr": Choice(0.01, f"one of {', '.join(map(str, paper_rates(n)))} ({table}); vit sweep tries all"),
         "model.optim.weight_decay": Choice(0.0, table),
+    }
+    # Another optimizer wants rates of its own.
+    return (rates if facts.typed.get("model.optim.name", "sgd") == "sgd" else {}) | {
         "model.optim.layer_decay": Choice(1.0, table),
         "model.optim.clip": Choice(1.0, "ViT paper, section 4.1"),
         "model.schedule.name": Choice("cosine", table),
