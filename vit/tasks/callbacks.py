@@ -65,8 +65,10 @@ class RunCheckpoint(ModelCheckpoint):
             super().on_train_epoch_end(trainer, pl_module)
 
     def _ends_inside_epoch(self, trainer: Trainer) -> bool:
-        ends = self.monitor is None and trainer.should_stop and trainer.fit_loop._can_stop_early
-        return ends and not trainer.sanity_checking and _ends_step_inside_epoch(trainer)
+        ends = (
+            self.monitor is None and self._every_n_epochs and trainer.should_stop and trainer.fit_loop._can_stop_early
+        )
+        return bool(ends) and not trainer.sanity_checking and _ends_step_inside_epoch(trainer)
 
     def _save(self, trainer: Trainer) -> None:
         self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
