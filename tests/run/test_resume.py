@@ -134,6 +134,22 @@ def test_a_run_by_steps_ends_with_a_validation(tiny, steps, validations):
     assert len({loss for _, loss, _ in _losses(run)}) == len(validations)
 
 
+def test_a_run_that_ends_in_the_middle_of_accumulated_gradients_leaves_a_checkpoint(tiny, monkeypatch):
+    class Enough(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            trainer.should_stop = batch_idx == 2  # as the Trainer's max_time does
+
+    plain = session._trainer_options
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            session,
+            "_trainer_options",
+            lambda o, **ours: plain(o, **{**ours, "callbacks": [Enough(), *ours["callbacks"]]}),
+        )
+        run = session.fit([*tiny, "--trainer.accumulate_grad_batches=2"])
+    assert torch.load(run.last, weights_only=True)["global_step"] == 1
+
+
 def test_the_log_leaves_val_values_out_where_no_validation_ran(tiny):
     run = session.fit([*tiny, "--trainer.check_val_every_n_epoch=2"])
     assert [bool(loss) for _, loss, _ in _losses(run)] == [False, True, False]

@@ -61,7 +61,8 @@ class RunCheckpoint(ModelCheckpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save after a whole epoch; of a run that ends inside one, what was saved there goes on where it stopped."""
-        if self.monitor is not None or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+        whole = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        if self.monitor is not None or whole or self._last_global_step_saved != trainer.global_step:
             super().on_train_epoch_end(trainer, pl_module)
 
     def _ends_inside_epoch(self, trainer: Trainer) -> bool:

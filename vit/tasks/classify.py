@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vit.data.batch import Batch
 from vit.data.mix import UNMIXED, Mixing, mixed
+from vit.data.module import ImageDataModule
 from vit.data.sampler import mix
 from vit.evaluate.metrics import StageMetrics
 from vit.evaluate.multilabel import MultiLabelMetrics
@@ -161,10 +162,10 @@ class Classifier(Task):
 
     def _prepare_loss(self) -> None:
         """Count the training pictures of each class, and load the teacher, where the loss wants them."""
-        table = getattr(getattr(self.trainer, "datamodule", None), "table", None)
+        data = getattr(self.trainer, "datamodule", None)
+        table = getattr(data, "table", None)
         if self.loss.needs_counts:
-            source = getattr(self.trainer.datamodule, "source", None)  # type: ignore[attr-defined]
-            if getattr(source, "sampling", None) == "balanced":
+            if isinstance(data, ImageDataModule) and data.source.sampling == "balanced":
                 raise ValueError(
                     "expected either data.sampling balanced or loss.class_weights and loss.logit_adjustment, but got "
                     "both: each makes up for classes of different size."
