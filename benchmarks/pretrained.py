@@ -66,7 +66,7 @@ def main(weights: str, source: str = DEBIAN) -> None:
         run = vit.fit(
             name=name,
             seed=SEED,
-            recipe="none",  # which would choose other rates for the two
+            recipe="none",  # auto would choose other rates for each of the two
             data={
                 "class_path": "Folder",
                 "root": str(place / "fashion"),

@@ -94,24 +94,27 @@ def show(rows: list[dict[str, Any]]) -> None:
         print(f"{name:<15} {weights}: {scores}, {mean(differences):+.2f} ({low:+.2f} to {high:+.2f}) points: {verdict}")
 
 
+def kept() -> dict[str, Any]:
+    """What is done; another process may have added some."""
+    return read("recipe_auto") or {"rows": [], "earlier": []}
+
+
 def main(weights: str, names: list[str]) -> None:
     """Run what is missing; print all."""
     from small_folders import folders
 
     for name in names or list(folders()):
         for seed in SEEDS:
-            rows = (read("recipe_auto") or {"rows": []})["rows"]
-            if any((r["weights"], r["folder"], r["seed"]) == (Path(weights).name, name, seed) for r in rows):
+            if any((r["weights"], r["folder"], r["seed"]) == (Path(weights).name, name, seed) for r in kept()["rows"]):
                 continue
             place = Path(tempfile.gettempdir()) / f"vit-{Path(__file__).stem}-{Path(weights).name}-{name}-{seed}"
             shutil.rmtree(place / "draft", ignore_errors=True)
             row = one(name, weights, seed, place)
-            kept = read("recipe_auto") or {"rows": [], "earlier": []}  # another process may have added some
-            rows = [*kept["rows"], row]
-            keep("recipe_auto", {"rates": RATES, "rows": rows, "earlier": kept["earlier"]})
+            done = kept()
+            keep("recipe_auto", {"rates": RATES, "rows": [*done["rows"], row], "earlier": done["earlier"]})
             shutil.rmtree(place)
             print(row, flush=True)
-    show((read("recipe_auto") or {"rows": []})["rows"])
+    show(kept()["rows"])
 
 
 if __name__ == "__main__":

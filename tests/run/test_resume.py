@@ -42,8 +42,8 @@ def equal(a, b):
     return all(torch.equal(left[name], right[name]) for name in left)
 
 
-def fit_with(callback, args, expected, monkeypatch):
-    """A fit with one more callback, which ends it with an exception."""
+def fit_beside(callback, args, monkeypatch):
+    """A fit with one more callback."""
     plain = session._trainer_options
 
     def with_callback(options, **ours):
@@ -51,8 +51,13 @@ def fit_with(callback, args, expected, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(session, "_trainer_options", with_callback)
-        with pytest.raises(expected):
-            session.fit(args)
+        return session.fit(args)
+
+
+def fit_with(callback, args, expected, monkeypatch):
+    """A fit with one more callback, which ends it with an exception."""
+    with pytest.raises(expected):
+        fit_beside(callback, args, monkeypatch)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -139,14 +144,7 @@ def test_a_run_that_ends_in_the_middle_of_accumulated_gradients_leaves_a_checkpo
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             trainer.should_stop = batch_idx == 2  # as the Trainer's max_time does
 
-    plain = session._trainer_options
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            session,
-            "_trainer_options",
-            lambda o, **ours: plain(o, **{**ours, "callbacks": [Enough(), *ours["callbacks"]]}),
-        )
-        run = session.fit([*tiny, "--trainer.accumulate_grad_batches=2"])
+    run = fit_beside(Enough(), [*tiny, "--trainer.accumulate_grad_batches=2"], monkeypatch)
     assert torch.load(run.last, weights_only=True)["global_step"] == 1
 
 

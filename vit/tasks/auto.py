@@ -1,6 +1,7 @@
 """The recipe that looks: what to choose for these pictures, these weights and this machine, each with its reason."""
 
 import math
+from typing import Any
 
 from vit.tasks.facts import Choice, Facts, Start, tokens_of
 from vit.tasks.methods import FEW
@@ -30,9 +31,7 @@ def auto(facts: Facts) -> dict[str, Choice]:
         chosen["model.optim.lr"] = Choice(float(f"{scaled:.2g}"), f"{lr.why}; by the square root of the batch")
     if facts.start is not None and facts.start.large and _method(facts, chosen) == "full":
         steps = facts.steps(int(facts.settled("trainer.max_epochs", chosen["trainer.max_epochs"])), batch)
-        ridge = (
-            facts.settled("model.tuning.head_init", chosen.get("model.tuning.head_init", Choice("zero", ""))) == "ridge"
-        )
+        ridge = _settled(facts, chosen, "model.tuning.head_init", "zero") == "ridge"
         chosen |= _calm(facts, steps, good_head=facts.start.keeps_head or ridge)
     if facts.aspect >= _LONG:
         why = f"longer sides are {facts.aspect:.1f} times the shorter, of which a square would cut much away"
@@ -70,7 +69,12 @@ def _from_weights(facts: Facts, start: Start) -> dict[str, Choice]:
 
 
 def _method(facts: Facts, chosen: dict[str, Choice]) -> str:
-    return str(facts.settled("model.method", chosen.get("model.method", Choice("full", ""))))
+    return str(_settled(facts, chosen, "model.method", "full"))
+
+
+def _settled(facts: Facts, chosen: dict[str, Choice], name: str, default: str) -> Any:
+    """What an option is going to have: the typed value, or the chosen one, or its default."""
+    return facts.settled(name, chosen.get(name, Choice(default, "")))
 
 
 def _adamw(facts: Facts) -> bool:
