@@ -61,9 +61,9 @@ def _call(verb: str, words: list[str]) -> int:
         # 128 and the number of the signal, as shells count: Ctrl-C is 2.
         return 128 + getattr(stop, "number", 2)
     except Exception as error:
-        # Lightning says with its own exception that options do not go together; it is not imported here.
-        bad_input = isinstance(error, ValueError) or type(error).__name__ == "MisconfigurationException"
-        if not bad_input or os.environ.get("VIT_TRACEBACK"):
+        from vit.run.messages import is_bad_input
+
+        if not is_bad_input(error) or os.environ.get("VIT_TRACEBACK"):
             raise
         return _complain(f"vit {verb}: {error}")
     return int(result or 0)

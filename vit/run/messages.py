@@ -6,6 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 
 
+def is_bad_input(error: BaseException) -> bool:
+    """Whether other options or data would help: our `ValueError`, and Lightning's own, which is not imported here."""
+    return isinstance(error, ValueError) or type(error).__name__ == "MisconfigurationException"
+
+
 def plain_message(message: str, options: Sequence[str], sources: Mapping[str, type]) -> str:
     """Shorten what jsonargparse says.
 

@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-
 from vit.data.module import ImageDataModule
 from vit.run import session
 from vit.run.folder import RunFolder, write_text
+from vit.run.messages import is_bad_input
 from vit.run.options import Options
 from vit.run.screen import as_typed
 from vit.tasks.finders import is_out_of_memory
@@ -83,7 +82,7 @@ def sweep(
             row |= {monitor: _score(run, monitor), "run": run.path.name}
         except Exception as error:
             # One bad combination, such as a rate that is too high or a batch too large, does not end the others.
-            if not (isinstance(error, (ValueError, MisconfigurationException)) or is_out_of_memory(error)):
+            if not (is_bad_input(error) or is_out_of_memory(error)):
                 raise
             row["trouble"] = str(error)
         state.keep(row)
