@@ -18,7 +18,7 @@ from typing import Any
 from records import keep, read
 
 from vit.data import Digits
-from vit.run import session
+from vit.run import score, session
 
 STEPS, SEEDS, SIZES = 200, (0, 1, 2), (10, 30, 100)
 ENCODER = {"image_size": 28, "patch_size": 7, "width": 96, "depth": 6, "heads": 3, "init_std": 0.1}
@@ -63,7 +63,7 @@ def one(start: str, weights: str | None, per_class: int, seed: int, folder: Path
     words += [f"--model.weights={weights}"] if weights else [f"--model.encoder.{k}={v}" for k, v in ENCODER.items()]
     run = session.fit(words)
     assert run is not None
-    values = session.evaluate("test", str(run.path), [])
+    values = score.evaluate("test", str(run.path), [])
     told = {"start": start, "per_class": per_class, "seed": seed, "acc": values["acc"], "pictures": values["pictures"]}
     return told | {"fit_seconds": run.record["fit_seconds"]}
 

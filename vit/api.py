@@ -79,9 +79,9 @@ def sweep(
 
 def validate(run: str | Path | RunFolder, **changes: Any) -> dict[str, Any]:
     """Score the best checkpoint of a run on its val split, see `test`."""
-    from vit.run import session
+    from vit.run import score
 
-    return session.evaluate("validate", _path(run), _words(changes))
+    return score.evaluate("validate", _path(run), _words(changes))
 
 
 def test(run: str | Path | RunFolder, **changes: Any) -> dict[str, Any]:
@@ -98,9 +98,9 @@ def test(run: str | Path | RunFolder, **changes: Any) -> dict[str, Any]:
     Raises:
         ValueError: no such run, or no test pictures.
     """
-    from vit.run import session
+    from vit.run import score
 
-    return session.evaluate("test", _path(run), _words(changes))
+    return score.evaluate("test", _path(run), _words(changes))
 
 
 def load(run: str | Path | RunFolder) -> Any:
@@ -176,7 +176,7 @@ def test_command(words: Sequence[str]) -> int:
 
 
 def _evaluate_command(verb: str, words: Sequence[str]) -> int:
-    from vit.run import session
+    from vit.run import score
 
     if any(word in ("-h", "--help") for word in words):
         from vit.run.options import Options
@@ -184,7 +184,7 @@ def _evaluate_command(verb: str, words: Sequence[str]) -> int:
         Options(verb, ["--help"])
     if not words or words[0].startswith("-"):
         raise ValueError(f"expected a run first, such as: vit {verb} outputs/quickstart/1")
-    session.evaluate(verb, words[0], words[1:])
+    score.evaluate(verb, words[0], words[1:])
     return 0
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from vit.run import session
+
 TINY = [
     "--config=digits_scratch",
     "--name=quickstart",
@@ -23,3 +25,20 @@ TINY = [
 def tiny(tmp_path):
     """Words of a tiny fit into a folder of the test's own."""
     return [*TINY, f"--trainer.default_root_dir={tmp_path / 'outputs'}"]
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """A function that fits with one more callback."""
+
+    def fit(callback, args, resume=None):
+        plain = session.trainer_options
+
+        def with_callback(options, **ours):
+            return plain(options, **{**ours, "callbacks": [callback, *ours["callbacks"]]})
+
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "trainer_options", with_callback)
+            return session.fit(args, resume=resume)
+
+    return fit

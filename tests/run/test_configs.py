@@ -11,7 +11,7 @@ from vit.data.imagenet import subset_synsets
 from vit.models.artifact import load_model, save_model
 from vit.models.sizes import vit_config
 from vit.models.vit import VisionTransformer
-from vit.run import session
+from vit.run import score, session
 from vit.run.configs import config_names
 from vit.tasks.accumulate import planned_steps
 
@@ -187,7 +187,7 @@ def test_weights_of_a_run_start_another_with_a_new_head(tmp_path, tiny, photos):
     assert (encoder["width"], encoder["image_size"]) == (16, 32)
     assert second.record["data"]["classes"] == ["cat", "dog"]
     assert "head re-initialised for 2 classes" in (second.path / "plan.txt").read_text()
-    assert session.evaluate("validate", str(second.path), [])["pictures"] > 0
+    assert score.evaluate("validate", str(second.path), [])["pictures"] > 0
 
 
 def test_the_head_of_weights_with_the_same_classes_is_kept(tmp_path, tiny):  # B12, B13

@@ -11,7 +11,7 @@ from vit.data.transforms import Preprocessing
 from vit.models.artifact import load_model
 from vit.models.normalise import Normalise
 from vit.models.vit import VisionTransformer
-from vit.run import session
+from vit.run import score, session
 from vit.run.options import Options
 
 METHODS = {
@@ -61,7 +61,7 @@ def test_a_lora_run_is_exported_as_a_plain_model_that_scores_the_same(tmp_path, 
     assert set(load_file(run.model / "model.safetensors")) == set(VisionTransformer(model.config).state_dict())
     before = state["net.model.blocks.0.attn.qkv.weight"]
     assert not torch.equal(model.state_dict()["blocks.0.attn.qkv.weight"], before)
-    values = session.evaluate("test", str(run.path), [])
+    values = score.evaluate("test", str(run.path), [])
     data, _ = Options("test", ["--config", str(run.config)]).build()
     net = Normalise(model, mean=info.preprocessing["mean"], std=info.preprocessing["std"]).eval()
     data.preprocessing = Preprocessing.from_dict(info.preprocessing)

@@ -9,7 +9,9 @@ import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from vit import api, cli
-from vit.run import session
+from vit.run import score, session
+from vit.run.finding import make_soup
+from vit.run.folder import RunFolder
 from vit.run.many import fit_many
 from vit.run.sweep import read_grid, sweep
 
@@ -168,7 +170,7 @@ def test_a_fit_that_looks_at_no_val_pictures_ends_well_and_they_can_be_scored_la
     run = session.fit([*tiny, "--trainer.limit_val_batches=0", "--trainer.max_epochs=1"])
     assert "val" not in run.record
     assert run.model.is_dir()
-    assert session.evaluate("validate", str(run.path), [])["pictures"] == 179
+    assert score.evaluate("validate", str(run.path), [])["pictures"] == 179
 
 
 def test_runs_of_other_tasks_are_summed_up_too(tiny, capsys):
@@ -226,6 +228,40 @@ def test_a_soup_is_at_least_as_good_as_its_best_checkpoint(tmp_path, tiny):
     for name, value in torch.load(run.best, weights_only=True)["state_dict"].items():
         mean = sum(part[name].double() for part in parts) / len(parts)
         assert torch.allclose(value.double(), mean, atol=1e-6), name
+
+
+def test_a_run_that_goes_on_never_loses_a_better_soup(tmp_path):
+    run = RunFolder(tmp_path)
+    run.checkpoints.mkdir()
+
+    def write(file, weight):
+        torch.save({"state_dict": {"w": torch.tensor(weight)}}, file)
+
+    def weight(file):
+        return float(torch.load(file, weights_only=True)["state_dict"]["w"])
+
+    def soup():
+        return make_soup(run, lambda file: {"loss": abs(weight(file) - 1)}, "val_loss", higher_is_better=False)
+
+    write(run.checkpoints / "soup-a.ckpt", 0.0)
+    write(run.checkpoints / "soup-b.ckpt", 2.0)
+    write(run.best, 0.0)
+    first = soup()
+    assert (weight(run.best), first["score"], len(first["used"])) == (1, 0, 2)
+    # Training goes on: one checkpoint falls out, a single one becomes the best.
+    (run.checkpoints / "soup-b.ckpt").rename(run.checkpoints / "soup-c.ckpt")
+    write(run.checkpoints / "soup-a.ckpt", 0.5)
+    write(run.checkpoints / "soup-c.ckpt", -3.0)
+    write(run.best, 0.5)
+    second = soup()
+    assert weight(run.best) == 1
+    assert (second["score"], second["used"]) == (0, first["used"])
+    assert [own for _, own, *_ in second["tried"]] == [0.5, 4]
+    # And on, to a checkpoint that alone is as good.
+    write(run.checkpoints / "soup-c.ckpt", 1.0)
+    third = soup()
+    assert (third["score"], third["used"]) == (0, ["soup-c.ckpt"])
+    assert weight(run.best) == 1
 
 
 def test_found_values_are_used_and_searched_only_once(tmp_path, tiny, capsys):

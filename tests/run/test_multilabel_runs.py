@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score
 from vit.cli import main
 from vit.deploy.predict import Predictor
 from vit.models.artifact import load_model
-from vit.run import session
+from vit.run import score, session
 
 NAMES = ("red", "green", "blue")
 
@@ -68,7 +68,7 @@ def test_several_labels_are_learned_scored_and_predicted(table, tmp_path):
     logits, labels = (np.array(held[name].to_pylist()) for name in ("logits", "label"))
     want = average_precision_score(labels[:, [0, 1, 2]], logits, average="macro")
     assert record["val"]["map"] == pytest.approx(want, rel=1e-5)
-    values = session.evaluate("test", str(run.path), [])
+    values = score.evaluate("test", str(run.path), [])
     assert values["pictures"] == 18
     assert load_model(run.model)[1].several
     pictures = sorted(table.parent.glob("test-*.png"))

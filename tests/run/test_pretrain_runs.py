@@ -10,7 +10,7 @@ from test_resume import Cut, equal, fit_with
 from vit.deploy.predict import Predictor
 from vit.models.artifact import load_model
 from vit.models.weights import load_weights
-from vit.run import session
+from vit.run import score, session
 
 ENCODER = {"image_size": 16, "patch_size": 4, "width": 16, "depth": 2, "heads": 2, "dropout": 0.1, "drop_path": 0.1}
 WORDS = [
@@ -106,9 +106,9 @@ def test_the_run_says_what_was_done(words, capsys):
     assert run.record["checkpoint"]["chosen_by"] == "val_loss"
     assert run.record["val"]["val_loss"] > 0
     assert run.record["config"]["model"]["class_path"].endswith("MAE")
-    assert "val_loss" in session.evaluate("validate", str(run.path), [])
+    assert "val_loss" in score.evaluate("validate", str(run.path), [])
     with pytest.raises(ValueError, match="pre-trained without labels"):
-        session.evaluate("test", str(run.path), [])
+        score.evaluate("test", str(run.path), [])
 
 
 def test_dino_keeps_its_last_checkpoint_and_says_so(words):

@@ -42,30 +42,18 @@ def equal(a, b):
     return all(torch.equal(left[name], right[name]) for name in left)
 
 
-def fit_beside(callback, args, monkeypatch):
-    """A fit with one more callback."""
-    plain = session._trainer_options
-
-    def with_callback(options, **ours):
-        return plain(options, **{**ours, "callbacks": [callback, *ours["callbacks"]]})
-
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "_trainer_options", with_callback)
-        return session.fit(args)
-
-
-def fit_with(callback, args, expected, monkeypatch):
+def fit_with(callback, args, expected, watched):
     """A fit with one more callback, which ends it with an exception."""
     with pytest.raises(expected):
-        fit_beside(callback, args, monkeypatch)
+        watched(callback, args)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("after", [12, 9], ids=["after an epoch", "inside an epoch"])
-def test_a_cut_run_goes_on_bit_for_bit(tmp_path, tiny, workers, after, monkeypatch):  # C14
+def test_a_cut_run_goes_on_bit_for_bit(tmp_path, tiny, workers, after, watched):  # C14
     args = [*tiny, f"--data.num_workers={workers}", "--save_every_n_steps=1"]
     unbroken = session.fit([*args, "--name=unbroken"])
-    fit_with(Cut(after), [*args, "--name=cut"], Cut.Now, monkeypatch)
+    fit_with(Cut(after), [*args, "--name=cut"], Cut.Now, watched)
     broken = tmp_path / "outputs" / "cut" / "1"
     assert not equal(broken / "checkpoints" / "last.ckpt", unbroken.last)
     resumed = session.fit([], resume=str(broken))
@@ -78,11 +66,11 @@ def test_a_cut_run_goes_on_bit_for_bit(tmp_path, tiny, workers, after, monkeypat
 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize(("cut", "saved"), [(CutBeforeValidation(), {1: 8, 3: 6}), (Cut(10), {1: 10, 3: 9})])
-def test_no_save_stands_between_a_step_and_its_validation(tmp_path, tiny, every, cut, saved, monkeypatch):  # C14
+def test_no_save_stands_between_a_step_and_its_validation(tmp_path, tiny, every, cut, saved, watched):  # C14
     args = [*tiny, "--data.num_workers=0", "--trainer.max_epochs=2", "--trainer.val_check_interval=3"]
     args += [f"--save_every_n_steps={every}", "--model.optim.ema=0.7", "--soup=4"]  # one for each validation
     unbroken = session.fit([*args, "--name=unbroken"])
-    fit_with(cut, [*args, "--name=cut"], Cut.Now, monkeypatch)
+    fit_with(cut, [*args, "--name=cut"], Cut.Now, watched)
     broken = tmp_path / "outputs" / "cut" / "1"
     assert torch.load(broken / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == saved[every]
     resumed = session.fit([], resume=str(broken))
@@ -109,10 +97,10 @@ def by_steps(tiny, steps, *more):
 
 
 @pytest.mark.parametrize("after", [6, 8], ids=["after an epoch", "inside an epoch"])
-def test_a_cut_run_by_steps_goes_on_bit_for_bit(tmp_path, tiny, after, monkeypatch):  # C14
+def test_a_cut_run_by_steps_goes_on_bit_for_bit(tmp_path, tiny, after, watched):  # C14
     args = by_steps(tiny, 15, "--save_every_n_steps=4", "--patience=9")
     unbroken = session.fit([*args, "--name=unbroken"])
-    fit_with(Cut(after), [*args, "--name=cut"], Cut.Now, monkeypatch)
+    fit_with(Cut(after), [*args, "--name=cut"], Cut.Now, watched)
     resumed = session.fit([], resume=str(tmp_path / "outputs" / "cut" / "1"))
     assert equal(resumed.last, unbroken.last)
     assert equal(resumed.best, unbroken.best)
@@ -139,12 +127,12 @@ def test_a_run_by_steps_ends_with_a_validation(tiny, steps, validations):
     assert len({loss for _, loss, _ in _losses(run)}) == len(validations)
 
 
-def test_a_run_that_ends_in_the_middle_of_accumulated_gradients_leaves_a_checkpoint(tiny, monkeypatch):
+def test_a_run_that_ends_in_the_middle_of_accumulated_gradients_leaves_a_checkpoint(tiny, watched):
     class Enough(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             trainer.should_stop = batch_idx == 2  # as the Trainer's max_time does
 
-    run = fit_beside(Enough(), [*tiny, "--trainer.accumulate_grad_batches=2"], monkeypatch)
+    run = watched(Enough(), [*tiny, "--trainer.accumulate_grad_batches=2"])
     assert torch.load(run.last, weights_only=True)["global_step"] == 1
 
 
@@ -153,11 +141,11 @@ def test_the_log_leaves_val_values_out_where_no_validation_ran(tiny):
     assert [bool(loss) for _, loss, _ in _losses(run)] == [False, True, False]
 
 
-def test_a_cut_run_that_mixes_pictures_goes_on_bit_for_bit(tmp_path, tiny, monkeypatch):  # C14
+def test_a_cut_run_that_mixes_pictures_goes_on_bit_for_bit(tmp_path, tiny, watched):  # C14
     args = [*tiny, "--model.mixing.mixup=0.8", "--model.mixing.cutmix=1.0", "--save_every_n_steps=1"]
     args += ["--data.num_workers=0", "--trainer.max_epochs=2"]
     unbroken = session.fit([*args, "--name=unbroken"])
-    fit_with(Cut(9), [*args, "--name=cut"], Cut.Now, monkeypatch)
+    fit_with(Cut(9), [*args, "--name=cut"], Cut.Now, watched)
     resumed = session.fit([], resume=str(tmp_path / "outputs" / "cut" / "1"))
     assert equal(resumed.last, unbroken.last)
     plain = session.fit([*args, "--name=plain", "--model.mixing.mixup=0", "--model.mixing.cutmix=0"])

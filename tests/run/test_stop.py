@@ -33,23 +33,6 @@ class At(Callback):
             self.action(trainer)
 
 
-@pytest.fixture
-def watched(monkeypatch):
-    """A function that fits with one more callback."""
-
-    def fit(callback, args, resume=None):
-        plain = session._trainer_options
-
-        def with_callback(options, **ours):
-            return plain(options, **{**ours, "callbacks": [callback, *ours["callbacks"]]})
-
-        with monkeypatch.context() as patch:
-            patch.setattr(session, "_trainer_options", with_callback)
-            return session.fit(args, resume=resume)
-
-    return fit
-
-
 def weights(path):
     return torch.load(path, weights_only=True)["state_dict"]
 

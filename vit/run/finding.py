@@ -11,7 +11,7 @@ from vit.data.module import ImageDataModule
 from vit.run.folder import RunFolder
 from vit.run.options import Options
 from vit.run.recipes import apply_recipe
-from vit.tasks.averaging import Soup, greedy_soup, save_soup
+from vit.tasks.averaging import Soup, greedy_soup, read_soup, save_soup
 from vit.tasks.base import Task
 from vit.tasks.finders import find_batch_size, find_lr
 
@@ -75,6 +75,8 @@ def make_soup(
 ) -> dict[str, Any] | None:
     """Put the greedy soup of the kept checkpoints in the place of `best.ckpt`, if several belong to it.
 
+    It is kept as `soup.ckpt` too: training that goes on may put a single checkpoint in the place of `best.ckpt`.
+
     Args:
         run: its checkpoints `soup-*.ckpt`.
         score: values of a checkpoint on the val split.
@@ -87,17 +89,26 @@ def make_soup(
     files = sorted(run.checkpoints.glob("soup-*.ckpt"))
     if not files:
         return None
-    draft = run.checkpoints / "draft.ckpt"
+    draft, kept = run.checkpoints / "draft.ckpt", run.checkpoints / "soup.ckpt"
 
-    def score_of(state: Mapping[str, Tensor]) -> float:
+    def value(file: Path) -> float:
+        return float(score(file)[monitor.removeprefix("val_")])
+
+    def value_of(state: Mapping[str, Tensor]) -> float:
         save_soup(Soup(dict(state), 0.0, (), ()), draft, like=run.best)
-        return float(score(draft)[monitor.removeprefix("val_")])
+        return value(draft)
 
     try:
-        soup = greedy_soup(files, score_of, higher_is_better=higher_is_better)
+        soup = greedy_soup(files, value_of, higher_is_better=higher_is_better)
     finally:
         draft.unlink(missing_ok=True)
-    if len(soup.used) > 1:
+    # Of a run that went on, the soup before it may hold checkpoints that are gone, and still be the best.
+    before = value(kept) if kept.exists() else None
+    if before is not None and (before > soup.score if higher_is_better else before < soup.score):
+        soup = read_soup(kept)._replace(score=before, tried=soup.tried)
+    elif len(soup.used) > 1 or before is not None:
+        save_soup(soup, kept, like=run.best)
+    if kept.exists():
         save_soup(soup, run.best, like=run.best)
     print(f"\nsoup of {len(soup.used)} of {len(files)} checkpoints: {monitor} {soup.score:.4f}", flush=True)
     told = {name: value for name, value in soup._asdict().items() if name != "state_dict"}

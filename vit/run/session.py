@@ -1,4 +1,4 @@
-"""`vit fit`, `validate` and `test`: options in, a finished run folder out."""
+"""`vit fit`: options in, a finished run folder out."""
 
 import contextlib
 import importlib.metadata
@@ -21,8 +21,6 @@ from lightning.pytorch.loggers import Logger
 
 from vit.data.module import ImageDataModule
 from vit.data.split import write_split
-from vit.evaluate.metrics import summary
-from vit.evaluate.multilabel import multilabel_summary
 from vit.models.artifact import save_model
 from vit.models.weights import read_checkpoint
 from vit.run.finding import find, make_soup
@@ -31,10 +29,11 @@ from vit.run.options import Options
 from vit.run.plan import choose_precision, make_plan
 from vit.run.recipes import apply_recipe
 from vit.run.record import environment, now
-from vit.run.screen import quiet_lightning, result_line, say_next
+from vit.run.score import score_split, trainer_options
+from vit.run.screen import quiet_lightning, say_next
 from vit.run.stop import StopAtStep, stoppable
 from vit.tasks.base import Task
-from vit.tasks.callbacks import EpochLog, LastStep, Predictions, checkpoint_callbacks
+from vit.tasks.callbacks import EpochLog, LastStep, checkpoint_callbacks
 from vit.tasks.classify import Classifier
 from vit.tasks.guards import OneClass, check_directions
 from vit.tasks.pretrain import Pretraining
@@ -105,7 +104,7 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
                 # What follows is one process's work.
                 torch.distributed.destroy_process_group()
             if trainer.is_global_zero:
-                _finish(options, run, trainer, model, data, seconds)
+                _finish(options, run, trainer, model, data, seconds, has_val=has_val)
         except ValueError:
             # Bad input that only training could find, such as an unreadable picture: the start leaves nothing behind.
             if resume is None and not run.checkpoints.exists():
@@ -137,62 +136,6 @@ def _build_to_go_on(options: Options) -> tuple[LightningDataModule, LightningMod
     if isinstance(model, Task):
         model.weights = weights
     return data, model
-
-
-def evaluate(verb: str, path: str, args: Sequence[str]) -> dict[str, Any]:
-    """Score the best checkpoint of a run on its val or test split, and write the predictions.
-
-    Args:
-        verb: validate or test.
-        path: the run, its model folder, or one of its checkpoints.
-        args: options that change the run's own.
-
-    Returns:
-        The values, also found in the run's record.
-
-    Raises:
-        ValueError: no such run, or a split without pictures.
-    """
-    run = open_run_folder(path)
-    checkpoint = Path(path) if Path(path).suffix == ".ckpt" else run.best if run.best.exists() else run.last
-    options = Options(verb, ["--config", str(run.config), *args])
-    config = options.config
-    if options.pretraining and verb == "test":
-        raise ValueError(
-            f"expected a run that names pictures, but {run.path} was pre-trained without labels. Fine-tune it first: "
-            f"vit fit --config finetune_folder --model.weights {run.path}"
-        )
-    split = {"validate": "val", "test": "test"}[verb]
-    with quiet_lightning():
-        seed_everything(config.seed, workers=True, verbose=False)
-        if not options.own_model:
-            options.of_model.weights = None
-        data, model = options.build()
-        values = _pass(options, run, split, model, data, checkpoint)
-    run.update_record({split: {**values, "checkpoint": checkpoint.name, "time": now()}})
-    print(result_line(split, values))
-    return values
-
-
-def _pass(
-    options: Options, run: RunFolder, split: str, model: LightningModule, data: LightningDataModule, checkpoint: Path
-) -> dict[str, Any]:
-    """Score a checkpoint on a split: for our own task from the logits of each picture, else what the module logs."""
-    ours = isinstance(model, Classifier) and isinstance(data, ImageDataModule)
-    predictions = Predictions()
-    one: dict[str, Any] = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
-    limit = f"limit_{split}_batches"
-    if options.config.trainer[limit] == 0:  # of the fit; who asks for a score wants one
-        one[limit] = 1.0
-    trainer = Trainer(**_trainer_options(options, callbacks=[predictions] if ours else [], logger=False, **one))
-    run_it = trainer.validate if split == "val" else trainer.test
-    logged = run_it(model, datamodule=data, ckpt_path=str(checkpoint), verbose=False, weights_only=True)
-    if not ours:
-        return {name: value for part in logged for name, value in part.items()}
-    assert isinstance(data, ImageDataModule)
-    _, logits, labels = predictions.collected()
-    predictions.write(run.predictions(split), data)
-    return summary(logits, labels) if labels.ndim == 1 else multilabel_summary(logits, labels, data.classes)
 
 
 def _resolve(options: Options) -> dict[str, str]:
@@ -255,13 +198,6 @@ def _check_monitor(config: Namespace, model: LightningModule, *, has_val: bool, 
         )
 
 
-def _trainer_options(options: Options, **ours: Any) -> dict[str, Any]:
-    made = dict(vars(options.made.trainer))
-    callbacks = made.pop("callbacks") or []
-    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-    return {**made, **ours, "callbacks": [*callbacks, *ours["callbacks"]]}
-
-
 def _trainer(options: Options, model: LightningModule, run: RunFolder, *, has_val: bool) -> Trainer:
     config = options.config
     known = model.monitors if isinstance(model, Task) else {}
@@ -289,7 +225,7 @@ def _trainer(options: Options, model: LightningModule, run: RunFolder, *, has_va
     if known:
         callbacks.append(OneClass())
     logger = options.made.trainer.logger
-    trainer = Trainer(**_trainer_options(options, callbacks=callbacks, logger=_loggers(logger, run)))
+    trainer = Trainer(**trainer_options(options, callbacks=callbacks, logger=_loggers(logger, run)))
     if known:
         check_directions(trainer.callbacks, known, validates=has_val)  # type: ignore[attr-defined]
     return trainer
@@ -345,6 +281,8 @@ def _finish(
     model: LightningModule,
     data: LightningDataModule,
     seconds: float,
+    *,
+    has_val: bool,
 ) -> None:
     """Evaluate the best checkpoint, write predictions, the model folder and the record, say what comes next."""
     if not (run.best.exists() or run.last.exists()):
@@ -364,13 +302,13 @@ def _finish(
     values, has_test = None, False
     if isinstance(model, Classifier) and options.config.soup > 1 and best == run.best:
         higher = model.monitors[options.config.monitor] == "max"
-        score = partial(_pass, options, run, "val", model, data)
+        score = partial(score_split, options, run, "val", model, data)
         chosen["soup"] = make_soup(run, score, options.config.monitor, higher_is_better=higher)
     if isinstance(model, Task):
         if isinstance(data, ImageDataModule):
             has_test = isinstance(model, Classifier) and bool(data.table.rows("test"))
-            if data.table.rows("val") and trainer.limit_val_batches != 0:
-                values = _pass(options, run, "val", model, data, best)
+            if has_val:
+                values = score_split(options, run, "val", model, data, best)
                 record["val"] = {**values, "checkpoint": best.name}
         scored, preprocessing, classes = read_checkpoint(best)
         provenance = {"run": run.path.name, "name": run.path.parent.name, "weights": model.weights}

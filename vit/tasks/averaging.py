@@ -1,5 +1,6 @@
 """Averages of weights: an exponential moving average while training goes on, and the greedy soup after it."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -214,6 +215,16 @@ def save_soup(soup: Soup, file: Path, *, like: Path) -> None:
     beside = file.with_name(f".{file.name}")
     torch.save({**kept, "state_dict": soup.state_dict, _KEY: {"state_dict": "soup", "used": list(soup.used)}}, beside)
     beside.replace(file)
+
+
+def read_soup(file: Path) -> Soup:
+    """A soup that was saved; its score and what was tried are not in the file.
+
+    Args:
+        file: written by `save_soup`.
+    """
+    held = torch.load(file, map_location="cpu", weights_only=True)
+    return Soup(held["state_dict"], math.nan, tuple(held[_KEY]["used"]), ())
 
 
 def _weights(file: Path) -> dict[str, Tensor]:
