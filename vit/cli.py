@@ -26,7 +26,8 @@ def main(args: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0, or 2 for bad input, whose message is printed without a traceback
-        (VIT_TRACEBACK=1 shows it), 1 where `check` or `predict` met bad pictures, 130 after Ctrl-C, 143 after SIGTERM.
+        (VIT_TRACEBACK=1 shows it), 1 where `check` or `predict` met bad pictures or no run
+        of a `sweep` went well, 130 after Ctrl-C, 143 after SIGTERM.
     """
     words = list(sys.argv[1:] if args is None else args)
     if words and words[0] in ("-h", "--help"):

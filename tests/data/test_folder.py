@@ -2,8 +2,10 @@ import os
 import unicodedata
 
 import pytest
+from PIL import Image
 
 from vit.data import Folder
+from vit.run.folder import CHOSEN_FOLDER
 
 
 def table(root, **options):
@@ -232,3 +234,45 @@ def test_nested_folders_are_classes_of_their_own_if_asked(plant):
     plant({"dog/empty": 0}, root)
     with pytest.raises(ValueError, match="none in dog/empty"):
         table(root, nested=True)
+
+
+# A23
+@pytest.mark.parametrize("place", ["outputs/quickstart/1", "quickstart/12"])
+def test_runs_beside_the_classes_are_no_class(plant, caplog, place):
+    root = plant({"a": 3, "b/deep": 3, "7/1": 2})  # numbers are names of classes too
+    before = Folder(root=str(root)).scan()
+    (root / place / "reconstructions").mkdir(parents=True)
+    Image.new("L", (8, 8)).save(root / place / "reconstructions" / "epoch-0001.png")
+    (root / place / "run.json").write_text("{}")
+    (root / place).parent.joinpath("sweep.csv").write_text("")
+    after = Folder(root=str(root)).scan()
+    name = place.split("/")[0]
+    assert after.classes == before.classes == ("7", "a", "b")
+    assert after.paths == before.paths
+    assert f"{name}/ (runs of this toolkit)" in caplog.text
+
+
+# A23
+def test_so_are_those_of_a_run_or_sweep_that_has_just_begun(plant, monkeypatch, tmp_path):
+    root = plant({"a": 3, "b": 3})
+    (root / "outputs" / "photos" / "1").mkdir(parents=True)
+    with pytest.raises(ValueError, match="none in outputs"):
+        Folder(root=str(root)).scan()
+    monkeypatch.setenv(CHOSEN_FOLDER, str(root / "outputs" / "photos" / "1"))
+    assert Folder(root=str(root)).scan().classes == ("a", "b")
+    monkeypatch.setenv(CHOSEN_FOLDER, str(tmp_path / "elsewhere" / "1"))
+    (root / "outputs" / "photos" / "sweep.json").write_text("{}")
+    assert Folder(root=str(root)).scan().classes == ("a", "b")
+
+
+def test_a_folder_that_may_not_be_read_is_no_matter_beside_splits(plant, monkeypatch):
+    root = plant({"train/a": 1, "train/b": 1, "lost+found": 1})
+    plain = os.scandir
+
+    def scandir(folder):
+        if str(folder).endswith("lost+found"):
+            raise PermissionError(13, "Permission denied")
+        return plain(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert Folder(root=str(root)).scan().classes == ("a", "b")

@@ -4,8 +4,9 @@ import shutil
 
 import pytest
 
-from vit.data import Digits, ImageDataModule, Preprocessing
+from vit.data import Digits, ImageDataModule, Preprocessing, module
 from vit.data import source as source_module
+from vit.data.multicrop import MultiCrop
 from vit.data.source import _cgroup_room, available_memory, scarce_memory
 
 
@@ -41,6 +42,19 @@ def test_loaders_say_once_that_memory_is_scarce(monkeypatch, caplog):
             data.train_dataloader()
             data.val_dataloader()
     assert caplog.text.count("of shared memory, but /dev/shm has 0 MB free") == 1
+
+
+# A33
+def test_several_views_need_the_memory_of_them_all(monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "scarce_memory", lambda workers, bytes_, **more: asked.append(bytes_))
+    data = ImageDataModule(Digits(num_workers=2, batch_size=64))
+    data.preprocessing = Preprocessing(image_size=16)
+    data.views = MultiCrop(local_views=8, local_size=8)
+    batch = next(iter(data.train_dataloader()))
+    assert asked == [batch.images.nbytes + batch.local.nbytes]
+    data.val_dataloader()
+    assert asked[1] == 64 * 3 * 16 * 16
 
 
 @pytest.mark.parametrize(

@@ -201,3 +201,62 @@ def test_the_split_of_several_labels_is_written_too(tmp_path, draw):
 
 def test_a_pattern_finds_groups_anywhere_in_a_path():
     assert groups_by_pattern(r"/(\d+)_", [b"a/12_x.png", b"b/3_y.png"]) == ["12", "3"]
+
+
+# A29, A30
+def test_a_runs_split_holds_where_the_pictures_have_changed(tmp_path, draw, caplog):
+    root, file = tmp_path / "scenes", tmp_path / "split.parquet"
+
+    def add(*paths):
+        for path in paths:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            draw().save(root / path)
+
+    def where(t):
+        return {t.name(i): t.split(i) for i in t.rows()}
+
+    add(*(f"train/{c}/{c}{scene}_{frame}.png" for c in "ab" for scene in range(8) for frame in range(2)))
+    add("test/a/x0_0.png", "test/b/y0_0.png")
+    options = {"group_pattern": r"([abxy]\d)_", "val": 0.5}
+    first = table(root, **options)
+    write_split(first, file)
+    before = where(first)
+    assert set(before.values()) == {"train", "val", "test"}
+    source = Folder(root=str(root), **{**options, "split_seed": 3})
+    assert where(source.table()) != before
+    assert where(source.table(as_in=file)) == before
+    assert not caplog.records
+    gone, held_out, kept = (next(n for n, split in before.items() if split == s) for s in ("train", "val", "test"))
+    (root / gone).unlink()
+    (root / kept).unlink()
+    (root / "train" / kept.split("/")[1]).mkdir(exist_ok=True)
+    joined = held_out.replace("_0", "_7").replace("_1", "_7")
+    add(joined, "train/a/a9_0.png", "test/b/y1_0.png")
+    after = where(source.table(as_in=file))
+    assert after == {
+        **{name: split for name, split in before.items() if name not in (gone, kept)},
+        joined: "val",  # with its group
+        "train/a/a9_0.png": "train",
+        "test/b/y1_0.png": "test",
+    }
+    assert "whose split is kept: 2 are gone, 3 are new, in the split that the data name" in caplog.text
+
+
+def test_what_the_data_have_moved_since_a_run_stays_and_what_they_leave_open_is_left_out(plant, tmp_path, caplog):
+    from vit.data import Table
+
+    root = plant({"a": 6, "b": 6})
+    rows = [f"{c}/{i:03d}.png,{c},{'test' if i == 5 else 'train'}" for c in "ab" for i in range(6)]
+    (root / "t.csv").write_text("\n".join(["path,label,split", *rows]) + "\n")
+    source = Table(file=str(root / "t.csv"), val=0)
+    first = source.table()
+    write_split(first, tmp_path / "split.parquet")
+    moved = [row.replace("train", "test") if row.startswith("a/000") else row for row in rows]
+    (root / "t.csv").write_text("\n".join(["path,label,split", *moved]) + "\n")
+    again = source.table(as_in=tmp_path / "split.parquet")
+    assert names(again, "test") == names(first, "test") == {"a/005.png", "b/005.png"}
+    assert "1 stand in another split by now, and count where they stood" in caplog.text
+    caplog.clear()
+    grown = Folder(root=str(plant({"a": 7, "b": 6})))
+    assert len(grown.table(as_in=tmp_path / "split.parquet")) == 12
+    assert "1 are new and left out" in caplog.text

@@ -102,3 +102,27 @@ def test_the_command_prints_csv_and_its_exit_code_says_if_a_picture_failed(tmp_p
         command([str(folder), str(tmp_path / "in"), "--out", str(tmp_path / "no" / "o.csv")])
     with pytest.raises(ValueError, match="at least 1"):
         command([str(folder), str(tmp_path / "in"), "--top_k", "0"])
+
+
+# A13
+def test_limits_and_endings_are_options_of_predictions_too(tmp_path, predictor, capsys, as_users_run):
+    save_model(
+        tmp_path / "model",
+        predictor._net.model,
+        classes=predictor.classes,
+        preprocessing=predictor.preprocessing.to_dict(),
+    )
+    (tmp_path / "in").mkdir()
+    Image.new("L", (20, 20)).save(tmp_path / "in" / "a.png")
+    np.save(tmp_path / "in" / "b.npy", np.zeros((3, 9, 8), np.uint8))
+    words = [str(tmp_path / "model"), str(tmp_path / "in")]
+    assert command([*words, "--max_pixels=399"]) == 1
+    assert "of vit predict --max_pixels" in capsys.readouterr().out
+    assert command([*words, "--max_pixels=400", "--suffixes", ".npy", ".png"]) == 0
+    assert [line.split("/in/")[1][:5] for line in capsys.readouterr().out.splitlines()[1:]] == ["a.png", "b.npy"]
+    (tmp_path / "in" / "a.png").unlink()
+    with pytest.raises(ValueError, match=r"\.npy, are given with --suffixes"):
+        command(words)
+    for bad in ("npy", ".NPY"):
+        with pytest.raises(ValueError, match=rf"suffixes such as \.npy, in lower case, but got {bad}"):
+            command([*words, "--suffixes", bad])

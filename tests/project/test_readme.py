@@ -1,4 +1,4 @@
-"""README's commands are run as they stand, with fewer epochs."""
+"""README's commands, and those of the page on training, are run as they stand, with fewer epochs."""
 
 import re
 import shlex
@@ -12,13 +12,14 @@ from vit import cli
 from vit.data import Preprocessing
 from vit.models import VisionTransformer, save_model, vit_config
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 FASTER = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu"]
 
 
-def vit_commands() -> list[list[str]]:
-    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
+def vit_commands(text: str = README) -> list[list[str]]:
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     found = [shlex.split(line, comments=True) for line in lines]
     return [words for words in found if words and words[0].rpartition("/")[2] == "vit"]
 
@@ -51,6 +52,23 @@ def test_every_command_of_the_readme_runs_in_its_order(tmp_path, monkeypatch, ca
         code = cli.main([verb, *rest])
         assert code == 0, f"{shlex.join(words)}: {capsys.readouterr().err}"
     assert (tmp_path / "labels.csv").exists()
+
+
+TRAINING = vit_commands((ROOT / "docs" / "training.md").read_text(encoding="utf-8"))
+PLANNED = [words for words in TRAINING if not any(word.startswith("--find") for word in words)]  # a search trains
+CASES = [pytest.param(words, False, id=f"plan of {' '.join(words)}") for words in PLANNED]
+CASES += [pytest.param(words, True, id=" ".join(words), marks=pytest.mark.slow) for words in TRAINING]
+
+
+@pytest.mark.parametrize(("words", "trains"), CASES)
+def test_every_command_of_the_page_on_training_runs(tmp_path, monkeypatch, capsys, words, trains):
+    monkeypatch.chdir(tmp_path)
+    if any("outputs/quickstart/1" in word for word in words):
+        assert cli.main(["fit", "--config=quickstart", *FASTER]) == 0
+    # A length in steps stays as it stands.
+    faster = FASTER[1:] if "--trainer.max_steps" in words else FASTER
+    code = cli.main([*words[1:], *faster, *([] if trains else ["--dry_run"])])
+    assert code == 0, f"{shlex.join(words)}: {capsys.readouterr().err}"
 
 
 def test_the_notebook_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):

@@ -125,6 +125,51 @@ def test_a_sweep_refuses_what_it_would_pass_over_before_it_trains(tmp_path, tiny
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "grid", "message"),
+    [
+        ([], {"model.optim.lrr": ["1e-4", "3e-4"]}, "no option --model.optim.lrr. Did you mean --model.optim.lr"),
+        ([], {"model.optim.lr": ["1e-4", "fast"]}, "--model.optim.lr to be a number, but got 'fast'"),
+        (["--trainer.limit_val_batches=0"], {"model.optim.lr": ["1e-3"]}, "runs that look at val pictures"),
+        (["--trainer.fast_dev_run=true"], {"model.optim.lr": ["1e-3"]}, "runs that look at val pictures"),
+        (["--recipe=paper", "--model.optim.lr=0.005"], {}, "set by hand"),
+        (["--recipe=paper", "--model.optim.name=adamw"], {}, "set by hand"),
+    ],
+)
+def test_a_sweep_that_cannot_work_ends_before_it_trains(tmp_path, tiny, words, grid, message):  # D13
+    with pytest.raises(ValueError, match=message):
+        sweep([*tiny, *words], grid)
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_sweep_of_the_paper_recipe_tries_the_papers_rates(tiny, monkeypatch):
+    tried = []
+
+    def fit(words, **more):
+        tried.append(words[-1])
+        raise ValueError("not today")
+
+    monkeypatch.setattr(session, "fit", fit)
+    words = ["--data=Digits", *tiny[1:], "--recipe=paper"]
+    sweep(words, {})
+    assert tried == [f"--model.optim.lr={rate}" for rate in (0.001, 0.003, 0.01, 0.03)]
+    assert cli.main(["sweep", *words]) == 1, "no run went well"
+    assert len(tried) == 8, "what failed is tried again"
+    sweep([*words, "--name=twice"], {"model.optim.lr": ["1e-3", "1e-3"]})
+    assert len(tried) == 9, "but once in a sweep"
+
+
+def test_a_sweep_does_not_go_on_with_another_configuration(tmp_path, tiny):
+    file = tmp_path / "own.yaml"
+    file.write_text("model:\n  optim: {weight_decay: 0.1}\n")
+    words, grid = [*tiny, f"--config={file}"], {"model.optim.lr": ["1e-3"]}
+    rows = sweep(words, grid)
+    assert sweep(words, grid) == rows
+    file.write_text("model:\n  optim: {weight_decay: 0.2}\n")
+    with pytest.raises(ValueError, match=r"changed since in model\.optim\.weight_decay\. Choose another --name"):
+        sweep(words, grid)
+
+
 @pytest.mark.parametrize("option", ["seeds: 3", "folds: 2", "resume: outputs/x/1"])
 def test_a_file_does_not_ask_for_several_runs_in_vain(tmp_path, tiny, option):
     file = tmp_path / "own.yaml"
@@ -235,7 +280,7 @@ def test_a_run_that_goes_on_never_loses_a_better_soup(tmp_path):
     run.checkpoints.mkdir()
 
     def write(file, weight):
-        torch.save({"state_dict": {"w": torch.tensor(weight)}}, file)
+        torch.save({"state_dict": {"w": torch.tensor(weight)}, "averaging": {"used": ("a", "b")}}, file)
 
     def weight(file):
         return float(torch.load(file, weights_only=True)["state_dict"]["w"])
@@ -257,11 +302,16 @@ def test_a_run_that_goes_on_never_loses_a_better_soup(tmp_path):
     assert weight(run.best) == 1
     assert (second["score"], second["used"]) == (0, first["used"])
     assert [own for _, own, *_ in second["tried"]] == [0.5, 4]
-    # And on, to a checkpoint that alone is as good.
-    write(run.checkpoints / "soup-c.ckpt", 1.0)
+    # And on without a soup, to a single checkpoint that is better than any.
+    write(run.checkpoints / "soup.ckpt", 3.0)
+    write(run.best, 0.9)
     third = soup()
-    assert (third["score"], third["used"]) == (0, ["soup-c.ckpt"])
-    assert weight(run.best) == 1
+    assert (third["score"], third["used"]) == (pytest.approx(0.1), ["best.ckpt"])
+    assert weight(run.best) == pytest.approx(0.9)
+    # And to one that is kept for a soup.
+    write(run.checkpoints / "soup-c.ckpt", 1.0)
+    fourth = soup()
+    assert (fourth["score"], fourth["used"], weight(run.best)) == (0, ["soup-c.ckpt"], 1)
 
 
 def test_found_values_are_used_and_searched_only_once(tmp_path, tiny, capsys):

@@ -56,10 +56,10 @@ def words(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(OBJECTIVES))
-def test_a_cut_run_goes_on_bit_for_bit(tmp_path, words, name, monkeypatch):  # C14
+def test_a_cut_run_goes_on_bit_for_bit(tmp_path, words, name, watched):  # C14
     args = [*words(name), "--save_every_n_steps=1", "--seed=5"]
     unbroken = session.fit([*args, "--name=unbroken"])
-    fit_with(Cut(9), [*args, "--name=cut"], Cut.Now, monkeypatch)
+    fit_with(Cut(9), [*args, "--name=cut"], Cut.Now, watched)
     broken = tmp_path / "out" / "cut" / "1"
     assert not equal(broken / "checkpoints" / "last.ckpt", unbroken.last)
     resumed = session.fit([], resume=str(broken))

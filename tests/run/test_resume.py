@@ -1,6 +1,8 @@
 """A run that goes on equals one that was never cut, bit for bit on the CPU."""
 
 import csv
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -88,6 +90,72 @@ def test_another_optimizer_is_refused_before_anything_is_written(tiny, first, th
     with pytest.raises(ValueError, match=f"optimizer of the checkpoint, {first}, but got {then}"):
         session.fit(["--trainer.max_epochs=2", f"--model.optim.name={then}"], resume=str(run.path))
     assert run.config.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("--model.weights=fashion_mnist_28", "model.weights"),
+        ("--model.tuning.head_init=ridge", "model.tuning.head_init"),
+        ("--find_lr", "find_lr"),
+        ("--recipe=paper", "recipe"),
+    ],
+)
+def test_what_only_a_new_run_looks_at_is_refused(tiny, word, name):  # D6
+    run = session.fit([*tiny, "--trainer.max_epochs=1"])
+    before = run.config.read_text(), run.plan.read_text()
+    with pytest.raises(ValueError, match=f"expected {name} as the run had it"):
+        session.fit(["--trainer.max_epochs=2", word], resume=str(run.path))
+    assert (run.config.read_text(), run.plan.read_text()) == before
+
+
+def test_the_plan_tells_what_a_run_that_goes_on_does_otherwise(tiny):  # D6
+    run = session.fit([*tiny, "--trainer.max_epochs=1"])
+    assert "(was" not in run.plan.read_text()
+    words = [
+        *tiny,
+        "--trainer.max_epochs=2",
+        "--model.optim.lr=0.5",
+        "--data.batch_size=4",
+    ]  # with the same words again
+    session.fit(words, resume=str(run.path))
+    told = run.plan.read_text()
+    assert "model.optim.lr 0.5 (was 0.003)" in told
+    assert "trainer.max_epochs 2 (was 1)" in told
+    assert "data.batch_size 4 (was 8)" in told
+    assert told.count("(was") == 3
+    session.fit(["--trainer.max_epochs=3"], resume=str(run.path))
+    assert "changed      trainer.max_epochs 3 (was 2)\n  data" in run.plan.read_text()
+
+
+def test_the_words_that_a_run_was_started_with_may_stand_there_again(tiny, capsys, monkeypatch):
+    searched = []
+
+    def find_lr(*args):
+        searched.append(args)
+        return SimpleNamespace(lr=0.002, rates=[0.1])
+
+    monkeypatch.setattr("vit.run.finding.find_lr", find_lr)
+    first = session.fit([*tiny, "--trainer.max_epochs=1", "--name=first"])
+    words = ["--data=Digits", *(word for word in tiny[1:] if "model.encoder" not in word)]
+    words += [f"--model.weights={first.path}", "--find_lr", "--recipe=auto"]
+    run = session.fit([*words, "--trainer.max_epochs=1"])
+    before = run.record["config"]
+    shutil.rmtree(first.path)  # what it started from need not be there any more
+    capsys.readouterr()
+    session.fit([*words, "--trainer.max_epochs=2"], resume=str(run.path))
+    after = run.record["config"]
+    assert after["model"]["weights"] == before["model"]["weights"] == str(first.path)
+    assert (after["find_lr"], after["recipe"]) == (before["find_lr"], before["recipe"]) == (False, "auto")
+    assert "changed      trainer.max_epochs 2 (was 1)\n  data" in capsys.readouterr().out
+    assert len(searched) == 1
+
+
+def test_a_run_goes_on_inside_an_epoch_with_another_accumulation(tmp_path, tiny, watched):
+    args = [*tiny, "--data.num_workers=0", "--save_every_n_steps=1", "--name=cut"]
+    fit_with(Cut(9), args, Cut.Now, watched)
+    run = session.fit(["--trainer.accumulate_grad_batches=2"], resume=str(tmp_path / "outputs" / "cut" / "1"))
+    assert run.record["epochs"] == 3
 
 
 def by_steps(tiny, steps, *more):

@@ -1,6 +1,7 @@
 """What every task does around its step: windows of accumulated batches, compiling, gradient checkpointing."""
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -142,3 +143,46 @@ def test_other_optimizers_train_and_resume(tmp_path, tiny_folder, name):
     source = Folder(root=str(tiny_folder), batch_size=6, num_workers=0, seed=1)
     fit_on.fit(again, ImageDataModule(source), ckpt_path=tmp_path / "x.ckpt", weights_only=True)
     assert fit_on.global_step == 12
+
+
+class Scaler:
+    """As much of a loss scaler as a task looks at."""
+
+    def get_scale(self):
+        return 4.0
+
+
+@pytest.mark.parametrize("bad", [0, 1, None])
+def test_no_batch_of_a_window_hides_a_loss_that_is_not_finite(monkeypatch, bad):  # C1
+    net = model()
+    bias = net.model.head.bias
+    stub = SimpleNamespace(scaler=Scaler(), accumulate_grad_batches=2, global_step=3)
+    monkeypatch.setattr(Classifier, "trainer", stub)
+    monkeypatch.setattr(net, "clip_gradients", lambda *args: None)
+    optimizer = torch.optim.SGD([bias], lr=0.1)
+    for batch in range(2):
+        net._opens_window = batch == 0
+        loss = torch.tensor(float("nan") if batch == bad else 2.0)
+        # As Lightning hands it over: divided by the window's length, multiplied by the scaler's factor.
+        net.backward((bias.sum() * 0 + loss) / 2 * 4)
+    bias.grad[0] = float("inf")  # the scaler skips these and tries a lower factor
+    if bad is None:
+        net.configure_gradient_clipping(optimizer)
+        assert float(net._loss) == 2.0
+        return
+    with pytest.raises(ValueError, match="at step 3 the loss is nan, the gradient norm"):
+        net.configure_gradient_clipping(optimizer)
+
+
+def test_windows_open_with_their_first_batch(tmp_path, tiny_folder):  # C1
+    seen = []
+
+    class Seen(Classifier):
+        def backward(self, loss, *args, **kwargs):
+            seen.append(self._opens_window)
+            super().backward(loss, *args, **kwargs)
+
+    net = Seen(classes=["blue", "green", "red"], encoder=TINY, optim=OptimConfig(lr=1e-3), seed=1)
+    fit(net, tmp_path, tiny_folder, batch_size=2, max_epochs=2, accumulate_grad_batches=2)
+    half = len(seen) // 2
+    assert seen[:half] == seen[half:] == [batch % 2 == 0 for batch in range(half)]

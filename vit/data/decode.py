@@ -1,7 +1,7 @@
 """Bytes of any picture file -> an upright 8-bit picture, RGB or grey. Nothing is clipped, nothing guessed."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -48,9 +48,24 @@ _DCT_SCALES = (8, 4, 2)
 VIEW_MARGIN = 1.25
 
 
-def is_picture(name: str) -> bool:
-    """Whether a file's name ends like a picture's, in upper or lower case."""
-    return os.path.splitext(name)[1].lower() in SUFFIXES
+def is_picture(name: str, suffixes: Collection[str] = SUFFIXES) -> bool:
+    """Whether a file's name ends like a picture's, in upper or lower case.
+
+    Args:
+        name: of the file.
+        suffixes: endings of pictures, in lower case.
+    """
+    return os.path.splitext(name)[1].lower() in suffixes
+
+
+def check_suffixes(suffixes: Collection[str]) -> None:
+    """Refuse endings that no file name would be compared with.
+
+    Raises:
+        ValueError: none, or one without its dot or with capitals.
+    """
+    if not suffixes or any(suffix[:1] != "." or suffix != suffix.lower() for suffix in suffixes):
+        raise ValueError(f"expected suffixes such as .npy, in lower case, but got {', '.join(suffixes) or 'none'}.")
 
 
 class View(NamedTuple):

@@ -1,5 +1,6 @@
 """Class folders: root/{train,val,test}/class/picture, or root/class/picture, which is then split."""
 
+import contextlib
 import logging
 import os
 import unicodedata
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vit.data.decode import SUFFIXES
+from vit.data.decode import SUFFIXES, check_suffixes, is_picture
 from vit.data.source import Source
 from vit.data.split import SPLIT_NAMES
 from vit.data.stratify import TRAIN
@@ -53,9 +54,8 @@ class Folder(Source):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wrong = [suffix for suffix in self.suffixes or () if suffix[:1] != "." or suffix != suffix.lower()]
-        if wrong or self.suffixes == ():
-            raise ValueError(f"expected suffixes such as .npy, in lower case, but got {self.suffixes}.")
+        if self.suffixes is not None:
+            check_suffixes(self.suffixes)
 
     def scan(self) -> Rows:
         """Find the pictures.
@@ -118,6 +118,9 @@ def scan_folder(
             _skip_loose(scan, inner_loose)
             found[code] = class_pictures(scan, name, inner)
     else:
+        runs = [name for name in folders if _holds_runs(os.path.join(root, name), suffixes)]
+        scan.unused += [f"{name}/ (runs of this toolkit)" for name in runs]
+        folders = [name for name in folders if name not in runs]
         if not folders:
             came = f"{len(loose)} pictures and no folders" if loose else "no folders"
             raise ValueError(f"{EXPECTED_TREE}\nbut {root} holds {came}. Sort the pictures into class folders.")
@@ -127,6 +130,32 @@ def scan_folder(
     names = _class_names(scan, found, classes)
     say(scan)
     return _rows(scan, found, names)
+
+
+def _holds_runs(folder: str, suffixes: frozenset[str], depth: int = 1) -> bool:
+    """Whether runs were started where the pictures lie, and left a folder there: <name>/<n>/run.json, or less.
+
+    A class folder, which may hold a million pictures, is told by its first one.
+    """
+    started = os.environ.get(_RUN_FOLDER, "")
+    if started.startswith(os.path.join(folder, "")):
+        return True  # a process of a run that has just begun
+    with contextlib.suppress(PermissionError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.is_dir():
+                if is_picture(entry.name, suffixes):
+                    return False
+                if entry.name == "sweep.json":
+                    return True
+                continue
+            is_run = entry.name.isdecimal() and os.path.exists(os.path.join(entry.path, "run.json"))
+            if is_run or (depth and _holds_runs(entry.path, suffixes, depth - 1)):
+                return True
+    return False
+
+
+# Set for the processes of a run, by `vit.run.folder`: its folder.
+_RUN_FOLDER = "VIT_RUN_FOLDER"
 
 
 def _split_folders(root: Path, folders: list[str]) -> dict[int, str]:

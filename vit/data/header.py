@@ -176,7 +176,8 @@ def check_size(size: tuple[int, int], max_pixels: int) -> None:
     if width * height > max_pixels:
         raise DecodeError(
             f"expected at most {max_pixels:,} pixels, but the picture has {width} x {height} = "
-            f"{width * height:,}. If it is genuine, raise the data option max_pixels."
+            f"{width * height:,}. If it is genuine, raise max_pixels (of a fit "
+            "data.max_pixels, of vit predict --max_pixels)."
         )
 
 

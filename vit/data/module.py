@@ -305,7 +305,7 @@ class ImageDataModule(LightningDataModule):
         self, pictures: Pictures, sampler: Sampler[Key], *, batch_size: int, drop_last: bool, keep: bool
     ) -> Loader:
         workers, _ = self._workers()
-        self._check_shared_memory(workers, batch_size)
+        self._check_shared_memory(workers, batch_size, pictures.transform)
         pin = self._on_gpu() if self.source.pin_memory is None else self.source.pin_memory
         return Loader(
             pictures,
@@ -321,9 +321,12 @@ class ImageDataModule(LightningDataModule):
             persistent_workers=keep and self.source.persistent_workers and workers > 0,
         )
 
-    def _check_shared_memory(self, workers: int, batch_size: int) -> None:
+    def _check_shared_memory(self, workers: int, batch_size: int, transform: object) -> None:
         p = self.preprocessing
-        line = scarce_memory(workers, batch_size * p.channels * p.size[0] * p.size[1], processes=self._processes())
+        pixels = p.size[0] * p.size[1]
+        if isinstance(transform, ViewsTransform):
+            pixels = transform.views.pixels(pixels)
+        line = scarce_memory(workers, batch_size * p.channels * pixels, processes=self._processes())
         if line is not None and not self._said_scarce:
             self._said_scarce = True
             log.warning(line)

@@ -46,6 +46,14 @@ class MultiCrop:
         if self.local_size is not None and self.local_size < 1:
             raise ValueError(f"expected local_size of at least 1 pixel, but got {self.local_size}.")
 
+    def pixels(self, whole: int) -> int:
+        """Pixels of all views of a picture.
+
+        Args:
+            whole: of one global view.
+        """
+        return GLOBAL_VIEWS * whole + self.local_views * (self.local_size or 0) ** 2
+
     def describe(self) -> str:
         """One line for the plan."""
         (a, b), (c, d) = self.global_scale, self.local_scale

@@ -14,7 +14,7 @@ import numpy as np
 
 from vit.data.header import MAX_PIXELS
 from vit.data.sampler import TrainSampler
-from vit.data.split import apply_split_file, fill_splits, groups_by_pattern
+from vit.data.split import apply_split_file, fill_splits, groups_by_pattern, split_as_in_run
 from vit.data.table import DataTable, Rows, write_table
 from vit.data.transforms import Augmentation, Preprocessing
 
@@ -66,7 +66,7 @@ class Source(ABC):
         background: red, green, blue (0-255) behind transparent pixels; default the preprocessing's (white).
         value_range: values of 16-bit, 32-bit and float pictures that stand for black and white.
         max_pixels: largest width times height that is decoded.
-        orient: turn pictures upright by their EXIF orientation.
+        orient: turn pictures upright by their EXIF orientation, unless the preprocessing says no.
         on_error: what an unreadable training picture does: `raise` ends the run; `skip` puts another in its
             place, the same in every run, and says so. Evaluation always ends, as its numbers would be others.
         max_errors: unreadable files that one process skips before the run ends all the same.
@@ -142,8 +142,11 @@ class Source(ABC):
     def scan(self) -> Rows:
         """Find the rows; splits may be left open (-1)."""
 
-    def table(self) -> DataTable:
+    def table(self, as_in: str | Path | None = None) -> DataTable:
         """Scan, split where the source leaves it open, and write the data table.
+
+        Args:
+            as_in: split file of an earlier run of the same source, which then goes over the options.
 
         Raises:
             ValueError: the pictures are not there or not laid out as expected.
@@ -155,7 +158,9 @@ class Source(ABC):
                     f"expected one kind of groups, but the rows of {rows.root} name theirs. Leave group_pattern out."
                 )
             rows.groups = groups_by_pattern(self.group_pattern, rows.paths)
-        if self.split_file is not None:
+        if as_in is not None:
+            rows = split_as_in_run(rows, as_in)
+        elif self.split_file is not None:
             rows = apply_split_file(rows, self.split_file)
         else:
             rows.splits = fill_splits(

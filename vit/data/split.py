@@ -160,7 +160,7 @@ def apply_split_file(rows: Rows, file: str | Path) -> Rows:
         ValueError: the file cannot be read, names pictures that are not there, or divides a group.
     """
     named = read_split(file)
-    names = [name.decode("utf-8", "backslashreplace") for name in rows.paths]
+    names = _names(rows)
     missing = sorted(set(named) - set(names))
     if missing:
         raise ValueError(
@@ -168,13 +168,58 @@ def apply_split_file(rows: Rows, file: str | Path) -> Rows:
             f"such as {', '.join(missing[:3])}. Its paths are relative to the root of the run that wrote it."
         )
     codes = np.array([SPLIT_NAMES[named[name]] if named.get(name) else UNASSIGNED for name in names], dtype=np.int8)
-    kept = np.flatnonzero(codes != UNASSIGNED)
-    left_out = len(codes) - len(kept)
+    left_out = int((codes == UNASSIGNED).sum())
     if left_out:
         log.warning("%d of %d pictures are not in %s and are left out", left_out, len(codes), file)
+    return _divided(rows, codes, file)
+
+
+def split_as_in_run(rows: Rows, file: str | Path) -> Rows:
+    """Rows in the splits that they had in an earlier run, also where pictures have changed since; a line says so.
+
+    Pictures that are new stay in the split that the source names; those of train go with their group. Where the source
+    names none, they are left out.
+
+    Args:
+        rows: of a scan.
+        file: the run's `split.parquet`.
+
+    Raises:
+        ValueError: the file cannot be read, or a new picture divides a group.
+    """
+    named = read_split(file)
+    names = _names(rows)
+    codes = np.array([SPLIT_NAMES[s] if (s := named.get(name)) else UNASSIGNED for name in names], dtype=np.int8)
+    new = codes == UNASSIGNED
+    moved = ~new & np.isin(rows.splits, (VAL, TEST)) & (codes != rows.splits)
+    with_group = {} if rows.groups is None else {rows.groups[i]: codes[i] for i in np.flatnonzero(~new).tolist()}
+    for i in np.flatnonzero(new).tolist():
+        codes[i] = rows.splits[i]
+        if codes[i] == TRAIN and rows.groups is not None:
+            codes[i] = with_group.get(rows.groups[i], TRAIN)
+    counts = {
+        "are gone": len(set(named) - set(names)),
+        "are new and left out": int((codes == UNASSIGNED).sum()),
+        "are new, in the split that the data name": int((new & (codes != UNASSIGNED)).sum()),
+        "stand in another split by now, and count where they stood": int(moved.sum()),
+    }
+    if any(counts.values()):
+        told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        log.warning("the pictures have changed since the run, whose split is kept: %s", told)
+    return _divided(rows, codes, file)
+
+
+def _names(rows: Rows) -> list[str]:
+    return [name.decode("utf-8", "backslashreplace") for name in rows.paths]
+
+
+def _divided(rows: Rows, codes: Int[ndarray, " n"], file: str | Path) -> Rows:
+    """Rows in the splits of a file, without those that have none."""
     rows.splits = codes
+    kept = np.flatnonzero(codes != UNASSIGNED)
     chosen = rows.select(kept)
     refuse_divided_groups(chosen, chosen.splits)
+    left_out = len(codes) - len(kept)
     chosen.info = {**chosen.info, "split_file": str(Path(file).absolute()), "left_out_by_split_file": left_out}
     return chosen
 

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,8 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from vit.data.arrays import evaluated
-from vit.data.decode import is_picture
-from vit.data.header import DecodeError
+from vit.data.decode import SUFFIXES, check_suffixes, is_picture
+from vit.data.header import MAX_PIXELS, DecodeError
 from vit.data.transforms import Preprocessing
 from vit.models.normalise import Normalise
 from vit.models.vit import VisionTransformer
@@ -56,19 +56,30 @@ class Predictor:
         classes: names in the order of the logits.
         preprocessing: how the model wants its pictures.
         several: a picture can have several classes: probabilities are those of yes for each, and need not sum to 1.
+        max_pixels: largest width times height that is decoded.
     """
 
     def __init__(
-        self, model: VisionTransformer, *, classes: Sequence[str], preprocessing: Preprocessing, several: bool = False
+        self,
+        model: VisionTransformer,
+        *,
+        classes: Sequence[str],
+        preprocessing: Preprocessing,
+        several: bool = False,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.classes, self.several = tuple(classes), several
-        self.preprocessing = preprocessing
+        self.preprocessing, self.max_pixels = preprocessing, max_pixels
         self._net = Normalise(model, mean=preprocessing.mean, std=preprocessing.std).eval()
         self._device = next(model.parameters()).device
 
     @classmethod
-    def load(cls, source: str | os.PathLike[str]) -> "Predictor":
+    def load(cls, source: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> "Predictor":
         """From a run folder, a model folder or a checkpoint; nothing else is needed.
+
+        Args:
+            source: its path.
+            max_pixels: largest width times height that is decoded.
 
         Raises:
             ValueError: there is no model at `source`, or one without classes.
@@ -81,7 +92,13 @@ class Predictor:
             )
         device = "cuda" if torch.cuda.is_available() else "cpu"
         prepared = Preprocessing.from_dict(loaded.preprocessing)
-        return cls(loaded.model.to(device), classes=loaded.classes, preprocessing=prepared, several=loaded.several)
+        return cls(
+            loaded.model.to(device),
+            classes=loaded.classes,
+            preprocessing=prepared,
+            several=loaded.several,
+            max_pixels=max_pixels,
+        )
 
     def prepare(self, picture: Picture) -> UInt8[Tensor, "c h w"]:
         """Decode and resize a picture as in validation.
@@ -94,7 +111,7 @@ class Predictor:
             file = io.BytesIO()
             picture.save(file, "TIFF" if picture.mode in ("F", "I", "CMYK") else "PNG")
             picture = file.getvalue()
-        return evaluated(picture, self.preprocessing)
+        return evaluated(picture, self.preprocessing, max_pixels=self.max_pixels)
 
     @torch.inference_mode()
     def logits(self, images: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
@@ -161,23 +178,31 @@ class Predictor:
         return made
 
 
-def find_pictures(paths: Sequence[str]) -> list[str]:
+def find_pictures(paths: Sequence[str], suffixes: Collection[str] = SUFFIXES) -> list[str]:
     """Files as they are given; folders give the pictures below them, sorted.
 
+    Args:
+        paths: files and folders.
+        suffixes: endings of the files in folders that are pictures, in lower case.
+
     Raises:
-        ValueError: a path that does not exist, or no picture at all.
+        ValueError: a path that does not exist, no picture at all, or suffixes of another form.
     """
+    check_suffixes(suffixes)
     found: list[str] = []
     for path in map(Path, paths):
         if path.is_dir():
-            below = (p for p in path.rglob("*") if p.is_file() and is_picture(p.name))
+            below = (p for p in path.rglob("*") if p.is_file() and is_picture(p.name, suffixes))
             found += sorted(str(p) for p in below if not p.name.startswith("."))
         elif path.exists():
             found.append(str(path))
         else:
             raise ValueError(f"expected pictures or folders, but there is nothing at {path}.")
     if not found:
-        raise ValueError(f"expected at least one picture in {', '.join(paths)}, but found none.")
+        raise ValueError(
+            f"expected at least one picture in {', '.join(paths)}, but found none. Other endings, such as .npy, are "
+            "given with --suffixes."
+        )
     return found
 
 
@@ -210,10 +235,13 @@ def command(words: Sequence[str]) -> int:
     parser.add_argument("--out", help="file for the CSV; default is the screen")
     parser.add_argument("--top_k", type=int, default=3, help="classes to tell for each picture (default 3)")
     parser.add_argument("--batch_size", type=int, default=32, help="pictures at once (default 32)")
+    parser.add_argument("--max_pixels", type=int, default=MAX_PIXELS, help="largest width times height that is decoded")
+    parser.add_argument("--suffixes", nargs="+", default=SUFFIXES, help="endings of pictures in folders, such as .npy")
     options = parser.parse_args(words)
-    predictor = Predictor.load(options.run)
+    predictor = Predictor.load(options.run, max_pixels=options.max_pixels)
     top_k = min(options.top_k, len(predictor.classes))
-    predictions = predictor.stream(find_pictures(options.pictures), top_k=options.top_k, batch_size=options.batch_size)
+    pictures = find_pictures(options.pictures, options.suffixes)
+    predictions = predictor.stream(pictures, top_k=options.top_k, batch_size=options.batch_size)
     if options.out is None:
         failed = write_csv(predictions, sys.stdout, top_k=top_k, several=predictor.several)
     else:

@@ -102,14 +102,20 @@ def make_soup(
         soup = greedy_soup(files, value_of, higher_is_better=higher_is_better)
     finally:
         draft.unlink(missing_ok=True)
-    # Of a run that went on, the soup before it may hold checkpoints that are gone, and still be the best.
-    before = value(kept) if kept.exists() else None
-    if before is not None and (before > soup.score if higher_is_better else before < soup.score):
+
+    def worse(score: float, than: float) -> bool:
+        return score < than if higher_is_better else score > than
+
+    # Of a run that went on, the soup before it may hold checkpoints that are gone, and still be the best; so may a
+    # single checkpoint from a time when none were kept for a soup.
+    before, single = value(kept) if kept.exists() else None, value(run.best)
+    if before is not None and worse(soup.score, before):
         soup = read_soup(kept)._replace(score=before, tried=soup.tried)
+    if worse(soup.score, single):
+        soup = soup._replace(score=single, used=(run.best.name,))
     elif len(soup.used) > 1 or before is not None:
-        save_soup(soup, kept, like=run.best)
-    if kept.exists():
-        save_soup(soup, run.best, like=run.best)
+        for file in (kept, run.best):
+            save_soup(soup, file, like=run.best)
     print(f"\nsoup of {len(soup.used)} of {len(files)} checkpoints: {monitor} {soup.score:.4f}", flush=True)
     told = {name: value for name, value in soup._asdict().items() if name != "state_dict"}
     return {**told, "used": list(soup.used), "tried": [list(row) for row in soup.tried]}

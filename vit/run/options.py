@@ -117,6 +117,7 @@ class Options(LightningCLI):
         name = _named_model(ordered)
         self.pretraining = name in OBJECTIVES
         self.own_model = name is not None and not self.pretraining
+        self._split_as: Path | None = None
         self._table: DataTable | None = None
         super().__init__(
             model_class=None if name is not None else Classifier,
@@ -222,9 +223,17 @@ class Options(LightningCLI):
         data = ImageDataModule(data) if isinstance(data, Source) else data
         if isinstance(data, ImageDataModule):
             if self._table is None:
-                self._table = data.table
+                self._table = data.table if self._split_as is None else data.source.table(self._split_as)
             data.__dict__["table"] = self._table
         return data
+
+    def split_as(self, file: Path) -> None:
+        """Divide the pictures as they were in an earlier run, whatever the options ask for.
+
+        Args:
+            file: the `split.parquet` of that run.
+        """
+        self._split_as, self._table = file, None
 
     def build(self) -> tuple[LightningDataModule, LightningModule]:
         """Make the data and the model, which takes its classes from the data.
@@ -248,9 +257,13 @@ class Options(LightningCLI):
         several = isinstance(data, ImageDataModule) and data.table.several
         return data, Classifier(**made, classes=list(data.classes), several=several, seed=self.config.seed)
 
+    def by_hand(self) -> Namespace:
+        """Only the options that were given, on the command line or in files."""
+        return self.parser.parse_args(self.given, defaults=False)
+
     def typed(self) -> str:
         """Only the options that were given, as YAML."""
-        return self._yaml(self.parser.parse_args(self.given, defaults=False))
+        return self._yaml(self.by_hand())
 
     def dump(self) -> str:
         """All options as YAML that `--config` reads back."""

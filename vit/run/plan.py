@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from vit.data.module import ImageDataModule
+from vit.data.transforms import Preprocessing
 from vit.models.attention import cpu_computes_bf16
 from vit.run.recipes import advice
 from vit.tasks.accumulate import epoch_batches, planned_steps
@@ -60,6 +61,7 @@ def make_plan(
     *,
     title: str,
     recipe: Sequence[str] = (),
+    changes: Sequence[str] = (),
 ) -> Plan:
     """Work out the plan of a fit.
 
@@ -70,11 +72,13 @@ def make_plan(
         reasons: why resolved options are what they are, by dotted name.
         title: the run's name and seed.
         recipe: what the recipe chose, a line each.
+        changes: what a run that goes on does otherwise than before, a line each.
 
     Raises:
         ValueError: a warm-up longer than the run, or no training pictures.
     """
     plan = Plan({"run": [title]})
+    plan.lines |= {"changed": list(changes)} if changes else {}
     if isinstance(data, ImageDataModule):
         plan.lines |= _data_lines(data)
     else:
@@ -86,7 +90,7 @@ def make_plan(
         if model.weights_report:
             plan.lines["weights"] = list(model.weights_report)
         data.preprocessing = model.preprocessing
-        plan.lines["pictures"] = [_preparation(model)]
+        plan.lines["pictures"] = [_preparation(data.preprocessing)]
         if isinstance(data, ImageDataModule):
             if model.views is not None:
                 plan.lines["augment"] = [
@@ -94,7 +98,8 @@ def make_plan(
                     *plan.lines["augment"],
                 ]
             plan.lines |= _training_lines(model, trainer, _batches(data, trainer))
-            notes = advice(model, len(data.table.rows("train")), trainer["max_epochs"])
+            val = 0 if trainer["limit_val_batches"] == 0 else len(data.table.rows("val"))
+            notes = advice(model, len(data.table.rows("train")), val, trainer["max_epochs"])
             plan.lines |= {"note": notes} if notes else {}
     plan.lines["precision"] = [_with_reason(str(trainer["precision"]), reasons.get("trainer.precision"))]
     return plan
@@ -145,12 +150,16 @@ def _model_lines(model: LightningModule) -> list[str]:
     return [f"ViT, {origin}, {sizes}, {shape}", f"{model.aim}: {counts}"]
 
 
-def _preparation(model: Task) -> str:
-    p = model.preprocessing
-    return (
-        f"evaluated with {p.crop_mode} crop of {p.crop_pct:g}, {p.interpolation}; "
-        f"mean {_numbers(p.mean)}, std {_numbers(p.std)}"
-    )
+def _preparation(p: Preprocessing) -> str:
+    usual = Preprocessing()
+    parts = [
+        f"evaluated with {p.crop_mode} crop of {p.crop_pct:g}, {p.interpolation}",
+        f"mean {_numbers(p.mean)}, std {_numbers(p.std)}",
+    ]
+    parts += [] if p.background == usual.background else [f"background {' '.join(map(str, p.background))}"]
+    parts += [] if p.value_range is None else ["value range {:g} to {:g}".format(*p.value_range)]
+    parts += [] if p.orient else ["not turned by EXIF"]
+    return "; ".join(parts)
 
 
 def _numbers(values: tuple[float, ...]) -> str:

@@ -17,10 +17,11 @@ from vit.run.options import Options
 from vit.tasks.auto import auto
 from vit.tasks.base import Task
 from vit.tasks.classify import Classifier
-from vit.tasks.facts import LARGE, Choice, Facts, Start
+from vit.tasks.facts import Choice, Facts, Start
 from vit.tasks.methods import unfrozen
 from vit.tasks.options import given
 from vit.tasks.paper import paper
+from vit.tasks.pretrain import Pretraining
 
 _RECIPES = {"auto": auto, "paper": paper}
 _SAMPLE = 64
@@ -45,7 +46,7 @@ def apply_recipe(options: Options, found: Mapping[str, Any] | None = None) -> li
     config = options.config
     if config.recipe not in _RECIPES:
         return []
-    typed = options.parser.parse_args(options.given, defaults=False)
+    typed = options.by_hand()
     known = set(typed.keys())
     own = options.own_model or options.pretraining
     data = None if own else options.data()
@@ -150,11 +151,11 @@ def _processes(trainer: Namespace) -> int:
 
 def _shape(data: ImageDataModule) -> tuple[int, float]:
     """Medians of some training pictures: shorter side, longer over shorter; a square of 224 where no header is read."""
-    rows = data.table.rows("train")
+    rows, orient = data.table.rows("train"), data.preprocessing.orient
     sides, aspects = [], []
     for row in rows[:: max(1, len(rows) // _SAMPLE)]:
         try:
-            header = read_header(data.table.read(row), max_pixels=data.source.max_pixels, orient=data.source.orient)
+            header = read_header(data.table.read(row), max_pixels=data.source.max_pixels, orient=orient)
         except (DecodeError, OSError, ValueError):
             continue
         sides.append(min(header.size))
@@ -162,25 +163,36 @@ def _shape(data: ImageDataModule) -> tuple[int, float]:
     return (int(statistics.median(sides)), statistics.median(aspects)) if sides else (224, 1.0)
 
 
-# Highest rates that rarely spoil pre-trained weights, where matrices of the blocks learn: of large weights, of small.
-_RATES = {"adamw": (1e-3, 5e-3), "sgd": (0.1, 0.1)}
+_NARROW = 192  # the width of ViT-Ti, the smallest that is published
 
 
-def advice(model: Task, pictures: int, epochs: int | None) -> list[str]:
+def _highest_rate(model: Classifier) -> float:
+    """The highest rate that rarely spoils pre-trained weights; infinite where none is known, or they do not move."""
+    name, method = model.resolved.optim.name, model.method
+    if method == "head":
+        return math.inf
+    few = 10.0 if method in ("lora", "bitfit", "norms") else 1.0
+    # Toys are nearly as easily trained anew.
+    toy = 5.0 if model.model.config.width < _NARROW else 1.0
+    if "adam" in name:
+        return 1e-3 * few * toy
+    return {"sgd": 0.1 * few, "lion": 3e-4 * few * toy}.get(name, math.inf)
+
+
+def advice(model: Task, pictures: int, val: int, epochs: int | None) -> list[str]:
     """What rarely goes well, said before hours are lost; lines for the plan.
 
     Args:
         model: as it is going to be trained.
         pictures: to train on.
+        val: pictures that are looked at.
         epochs: of the run; None or -1 where something else ends it.
     """
     lines = []
     c, optim = model.model.config, model.resolved.optim
     if isinstance(model, Classifier):
-        moved = model.method in ("full", "attention", "last_n")
-        large = sum(p.numel() for p in model.model.parameters()) >= LARGE
-        limit = _RATES[optim.name][0 if large else 1] if optim.name in _RATES else math.inf
-        if model.weights is not None and moved and optim.lr and optim.lr > limit:
+        limit = _highest_rate(model)
+        if model.weights is not None and optim.lr and optim.lr > limit:
             usual = f"{limit / 10:g} to {limit / 2:g}"
             lines.append(f"lr {optim.lr:g} is high for pre-trained weights, which it may wipe out; {usual} is usual")
         if model.tuning.unfreeze_every is not None and epochs not in (None, -1):
@@ -189,6 +201,8 @@ def advice(model: Task, pictures: int, epochs: int | None) -> list[str]:
                 count = sum(p.numel() for name, p in model.model.named_parameters() if name in asleep)
                 lines.append(f"{count:,} parameters are still frozen when the run ends: more epochs, or a lower "
                              "tuning.unfreeze_every")  # fmt: skip
+    if isinstance(model, Pretraining) and model.pictures_every and not val:
+        lines.append("reconstructions are drawn of val pictures, of which none is looked at")
     tokens = c.grid[0] * c.grid[1]
     if tokens < 16:
         lines.append(f"{tokens} patches are few to tell things apart: a smaller patch_size, or a larger image_size")

@@ -1,12 +1,14 @@
 """`vit validate` and `vit test`: a checkpoint's values on a split, in the run's record."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 
 from vit.data.module import ImageDataModule
+from vit.data.source import Source
 from vit.evaluate.metrics import summary
 from vit.evaluate.multilabel import multilabel_summary
 from vit.run.folder import RunFolder, open_run_folder
@@ -15,6 +17,7 @@ from vit.run.record import now
 from vit.run.screen import quiet_lightning, result_line
 from vit.tasks.callbacks import Predictions
 from vit.tasks.classify import Classifier
+from vit.tasks.options import plain
 
 
 def evaluate(verb: str, path: str, args: Sequence[str]) -> dict[str, Any]:
@@ -45,11 +48,35 @@ def evaluate(verb: str, path: str, args: Sequence[str]) -> dict[str, Any]:
         seed_everything(config.seed, workers=True, verbose=False)
         if not options.own_model:
             options.of_model.weights = None
+        keep_split(options, run)
         data, model = options.build()
         values = score_split(options, run, split, model, data, checkpoint)
     run.update_record({split: {**values, "checkpoint": checkpoint.name, "time": now()}})
     print(result_line(split, values))
     return values
+
+
+# Of the options that all sources share, those that move pictures; of a source's own, all may.
+_MOVES_PICTURES = {"split_seed", "val", "test", "folds", "fold", "group_pattern"}
+
+
+def keep_split(options: Options, run: RunFolder) -> None:
+    """Let pictures that have changed since a run be split as it split them: what it learned from is never scored.
+
+    Args:
+        options: of a verb about the run; where its data are asked for in another way by now, that counts, as does a
+            split file.
+        run: its `split.parquet` says what stood where.
+    """
+    data, told = options.data(), run.record.get("data", {}).get("table")
+    if not isinstance(data, ImageDataModule) or told is None or data.table.file.stem == Path(told).stem:
+        return
+    was, now = run.record["config"]["data"], options.config.data.as_dict()
+    before, after = was["init_args"], plain(now["init_args"])
+    same = {f.name for f in fields(Source)} - _MOVES_PICTURES
+    differ = [name for name in before.keys() & after.keys() - same if before[name] != after[name]]
+    if was["class_path"] == now["class_path"] and not differ and not data.source.split_file and run.split.exists():
+        options.split_as(run.split)
 
 
 def score_split(

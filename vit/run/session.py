@@ -29,7 +29,7 @@ from vit.run.options import Options
 from vit.run.plan import choose_precision, make_plan
 from vit.run.recipes import apply_recipe
 from vit.run.record import environment, now
-from vit.run.score import score_split, trainer_options
+from vit.run.score import keep_split, score_split, trainer_options
 from vit.run.screen import quiet_lightning, say_next
 from vit.run.stop import StopAtStep, stoppable
 from vit.tasks.base import Task
@@ -70,8 +70,9 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
         recipe = apply_recipe(options) if run is None else []
         reasons = _resolve(options)
         recipe = find(options, recipe) if run is None else []
+        changes = [] if run is None else _changes(run, options)
         seed_everything(config.seed, workers=True, verbose=False)
-        data, model = options.build() if run is None else _build_to_go_on(options)
+        data, model = options.build() if run is None else _build_to_go_on(options, run)
         has_val = config.trainer.limit_val_batches != 0 and (
             not isinstance(data, ImageDataModule) or bool(data.table.rows("val"))
         )
@@ -79,7 +80,7 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
         name = config.name or _name(args, config)
         title = f"{name}, seed {config.seed}" + (f", goes on in {run.path}" if run else "")
         trainer_options = config.trainer.as_dict()
-        plan = make_plan(data, model, trainer_options, reasons, title=title, recipe=recipe)
+        plan = make_plan(data, model, trainer_options, reasons, title=title, recipe=recipe, changes=changes)
         first_process = os.environ.get("LOCAL_RANK", "0") == "0"
         if first_process:
             print(plan, flush=True)
@@ -126,8 +127,40 @@ def _check_single(config: Namespace) -> None:
             )  # fmt: skip
 
 
-def _build_to_go_on(options: Options) -> tuple[LightningDataModule, LightningModule]:
+# What only a new run looks at, and what says nothing about how this one goes on.
+_AT_THE_START = ("model.weights", "model.tuning.head_init", "recipe", "find_batch_size", "find_lr")
+_ASIDE = {"name", "trainer.default_root_dir", "trainer.enable_progress_bar", "model.encoder.size"}
+
+
+def _changes(run: RunFolder, options: Options) -> list[str]:
+    """A line for each option that is not what the run had; one that a run cannot take when it goes on is refused."""
+    before, now = (_flat(yaml.safe_load(text)) for text in (run.config.read_text(encoding="utf-8"), options.dump()))
+    typed = _flat(yaml.safe_load(run.typed.read_text(encoding="utf-8"))) if run.typed.exists() else {}
+    changed = {name: value for name, value in now.items() if name in before and before[name] != value}
+    for name in set(_AT_THE_START) & changed.keys():
+        if changed[name] != typed.get(name):  # the words that the run was started with may stand there again
+            raise ValueError(
+                f"expected {name} as the run had it ({before[name]}), but got {changed[name]}: a run that goes on "
+                f"takes weights and choices from {run.path}. Leave it out, or start a new run."
+            )
+        of, key = (options.of_model, name[len("model.") :]) if name.startswith("model.") else (options.config, name)
+        of[key] = before[name]
+    aside = _ASIDE | set(_AT_THE_START)
+    return [f"{name} {value} (was {before[name]})" for name, value in changed.items() if name not in aside]
+
+
+def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Options by dotted name, without the level that names their class."""
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        inner = prefix if name == "init_args" else f"{prefix}{name}."
+        flat |= _flat(value, inner) if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _build_to_go_on(options: Options, run: RunFolder) -> tuple[LightningDataModule, LightningModule]:
     """The checkpoint holds all weights; what the run started from need not be there any more, but stays on record."""
+    keep_split(options, run)
     if options.own_model:
         return options.build()
     weights, options.of_model.weights = options.of_model.weights, None
@@ -226,8 +259,8 @@ def _trainer(options: Options, model: LightningModule, run: RunFolder, *, has_va
         callbacks.append(OneClass())
     logger = options.made.trainer.logger
     trainer = Trainer(**trainer_options(options, callbacks=callbacks, logger=_loggers(logger, run)))
-    if known:
-        check_directions(trainer.callbacks, known, validates=has_val)  # type: ignore[attr-defined]
+    if isinstance(model, Task):
+        check_directions(trainer.callbacks, model.logged, validates=has_val)  # type: ignore[attr-defined]
     return trainer
 
 

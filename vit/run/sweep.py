@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import LightningDataModule
+
 from vit.data.module import ImageDataModule
 from vit.run import session
 from vit.run.folder import RunFolder, write_text
@@ -42,31 +44,21 @@ def sweep(
         ValueError: an empty grid, a task other than classification, or bad options.
     """
     options = Options("fit", args)
-    config = options.config
-    if options.pretraining or options.own_model:
-        raise ValueError(
-            "expected classification for vit sweep, since the accuracy on val pictures ranks its runs, but the model "
-            f"is {config.model.class_path.rpartition('.')[2]}. Start its runs with vit fit and compare their records."
-        )
-    for asked, default in (("dry_run", False), ("seeds", 1), ("folds", None), ("resume", None)):
-        if config[asked] != default:
-            raise ValueError(f"expected no {asked} for vit sweep, which trains one run per combination: leave it out.")
-    data = options.data()
-    if isinstance(data, ImageDataModule) and not data.table.rows("val"):
-        raise ValueError(
-            "expected a val split, by which vit sweep ranks its runs, but there is none: give --data.val a share."
-        )
-    if not grid and config.recipe == "paper":
-        assert isinstance(data, ImageDataModule)
-        grid = {"model.optim.lr": list(paper_rates(len(data.table.rows("train"))))}
+    config, data = options.config, _comparable(options)
+    typed = {option: value for option, value in options.by_hand().items() if option != "config"}
+    if not grid and config.recipe == "paper" and isinstance(data, ImageDataModule):
+        grid = _papers_grid(len(data.table.rows("train")), typed)
     if not grid:
         raise ValueError("expected --grid NAME=[VALUE,VALUE] with the values to try, but there is none.")
+    for option, values in grid.items():
+        for value in values:
+            Options("fit", [*args, f"--{option}={value}"])  # a name or value that no run knows ends it here
     name = config.name or "sweep"
     folder = Path(config.trainer.default_root_dir).expanduser().absolute() / name
     several = isinstance(data, ImageDataModule) and data.table.several
     monitor = config.monitor or ("val_map" if several else "val_acc")
     higher = monitor != "val_loss"
-    state = _State(folder / "sweep.json", args)
+    state = _State(folder / "sweep.json", args, {option: str(value) for option, value in typed.items()})
 
     def attempt(values: Mapping[str, Any]) -> dict[str, Any]:
         words = [f"--{option}={value}" for option, value in values.items()]
@@ -85,7 +77,7 @@ def sweep(
             if not (is_bad_input(error) or is_out_of_memory(error)):
                 raise
             row["trouble"] = str(error)
-        state.keep(row)
+        state.keep(row, values)
         return row
 
     if trials is None:
@@ -95,12 +87,50 @@ def sweep(
     return _report(rows, monitor, folder, higher_is_better=higher)
 
 
-class _State:
-    """The rows that are done, on disk after each."""
+def _comparable(options: Options) -> LightningDataModule:
+    """The data of runs that their val splits can rank.
 
-    def __init__(self, file: Path, args: Sequence[str]) -> None:
-        self.file, self.args = file, list(args)
+    Raises:
+        ValueError: runs of another task, without val pictures, or of another kind.
+    """
+    config = options.config
+    if options.pretraining or options.own_model:
+        raise ValueError(
+            "expected classification for vit sweep, since the accuracy on val pictures ranks its runs, but the model "
+            f"is {config.model.class_path.rpartition('.')[2]}. Start its runs with vit fit and compare their records."
+        )
+    for asked, default in (("dry_run", False), ("seeds", 1), ("folds", None), ("resume", None)):
+        if config[asked] != default:
+            raise ValueError(f"expected no {asked} for vit sweep, which trains one run per combination: leave it out.")
+    data = options.data()
+    if isinstance(data, ImageDataModule) and not data.table.rows("val"):
+        raise ValueError(
+            "expected a val split, by which vit sweep ranks its runs, but there is none: give --data.val a share."
+        )
+    if 0 in (config.trainer.limit_val_batches, config.trainer.limit_train_batches) or config.trainer.fast_dev_run:
+        raise ValueError(
+            "expected runs that look at val pictures, by which vit sweep ranks them: leave out fast_dev_run, "
+            "and limit_val_batches and limit_train_batches of 0."
+        )
+    return data
+
+
+def _papers_grid(pictures: int, typed: Mapping[str, Any]) -> dict[str, list[float]]:
+    if {"model.optim.lr", "model.optim.name"} & typed.keys():
+        raise ValueError(
+            "expected --grid NAME=[VALUE,VALUE]: the rates of the paper are not tried where optim.lr or optim.name "
+            "is set by hand."
+        )
+    return {"model.optim.lr": list(paper_rates(pictures))}
+
+
+class _State:
+    """The rows that are done, on disk after each; what failed is tried again."""
+
+    def __init__(self, file: Path, args: Sequence[str], typed: Mapping[str, str]) -> None:
+        self.file, self.args, self.typed = file, list(args), dict(typed)
         self.rows: list[dict[str, Any]] = []
+        self.now: list[dict[str, Any]] = []
         if file.exists():
             kept = json.loads(file.read_text(encoding="utf-8"))
             if kept["args"] != self.args:
@@ -108,15 +138,30 @@ class _State:
                     f"expected the options of the sweep in {file.parent} ({' '.join(kept['args'])}), but got "
                     f"{' '.join(self.args)}. Choose another --name for another sweep."
                 )
+            was = kept.get("typed", self.typed)
+            changed = sorted(name for name in was.keys() | self.typed if was.get(name) != self.typed.get(name))
+            if changed:
+                raise ValueError(
+                    f"expected the configuration of the sweep in {file.parent}, but it has changed since in "
+                    f"{', '.join(changed)}. Choose another --name for another sweep."
+                )
             self.rows = kept["rows"]
 
     def find(self, values: Mapping[str, Any]) -> dict[str, Any] | None:
-        wanted = {k: str(v) for k, v in values.items()}
-        return next((row for row in self.rows if all(row.get(k) == v for k, v in wanted.items())), None)
+        """The row of these values, if their run went well, or badly in this call."""
+        done = [*(row for row in self.rows if row["trouble"] is None), *self.now]
+        return next((row for row in done if _has(row, values)), None)
 
-    def keep(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-        write_text(self.file, json.dumps({"args": self.args, "rows": self.rows}, indent=2) + "\n")
+    def keep(self, row: dict[str, Any], values: Mapping[str, Any]) -> None:
+        """Put a row in the place of the one of the same values, if any."""
+        self.now.append(row)
+        self.rows = [*(kept for kept in self.rows if not _has(kept, values)), row]
+        told = {"args": self.args, "typed": self.typed, "rows": self.rows}
+        write_text(self.file, json.dumps(told, indent=2) + "\n")
+
+
+def _has(row: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    return all(row.get(name) == str(value) for name, value in values.items())
 
 
 def _score(run: RunFolder, monitor: str) -> float:
@@ -241,5 +286,5 @@ def command(words: Sequence[str]) -> int:
         known, rest = parser.parse_known_args(list(words))
     except argparse.ArgumentError as error:
         raise ValueError(f"expected vit sweep --config NAME --grid OPTION=[VALUE,VALUE], but {error}") from error
-    sweep(rest, read_grid(known.grid), trials=known.trials)
-    return 0
+    rows = sweep(rest, read_grid(known.grid), trials=known.trials)
+    return 0 if any(row["trouble"] is None for row in rows) else 1

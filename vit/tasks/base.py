@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from vit.data.batch import Batch
+from vit.data.module import ImageDataModule
 from vit.data.multicrop import MultiCrop, Views
 from vit.data.sampler import mix
 from vit.data.transforms import Preprocessing
@@ -51,7 +52,8 @@ class Task(LightningModule):
     classes: tuple[str, ...] = ()
     views: MultiCrop | None = None
     averaging: Averaging | None = None
-    _window = 1.0
+    _window, _opens_window = 1.0, True
+    _loss: Tensor
 
     @property
     def model(self) -> VisionTransformer:
@@ -76,6 +78,12 @@ class Task(LightningModule):
         return {"val_loss": "min"}
 
     @property
+    def logged(self) -> dict[str, str]:
+        """All values that callbacks of one's own may watch, with their direction."""
+        training = {name.replace("val_", "train_", 1): way for name, way in self.monitors.items()}
+        return {"train_loss": "min", **training, **self.monitors}
+
+    @property
     def shared_options(self) -> dict[str, Any]:
         """The options that all tasks have but the seed, as they came out: plain values, from which they are rebuilt."""
         return {
@@ -90,10 +98,16 @@ class Task(LightningModule):
         self.save_hyperparameters(values, logger=False)
 
     def setup(self, stage: str) -> None:
-        """Give the datamodule the preprocessing of the model, and the views that it learns from."""
+        """Give the datamodule the preprocessing of the model, and the views that it learns from.
+
+        What a fit's data declare about their pictures becomes the model's: predictions prepare pictures alike.
+        """
         data = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "preprocessing"):
             data.preprocessing = self.preprocessing  # type: ignore[union-attr]
+        if stage == "fit" and isinstance(data, ImageDataModule):
+            self.preprocessing = data.preprocessing
+            self.keep_options(preprocessing=self.shared_options["preprocessing"])
         if self.views is not None and not hasattr(data, "views"):
             raise ValueError(
                 f"expected an ImageDataModule, which makes several views of a picture, but got {type(data).__name__}."
@@ -145,6 +159,7 @@ class Task(LightningModule):
         groups = self.parameter_groups()
         apply_to_optimizer(self.trainer.optimizers[0], groups)
         self.highest_lrs = [group["lr"] for group in groups]
+        self._loss = torch.zeros((), device=self.device)  # a run that goes on may begin inside a window
 
     def on_train_batch_start(self, batch: Batch | Views, batch_idx: int) -> None:
         """Set the step's learning rates and seed, both functions of where in the run this is."""
@@ -152,6 +167,7 @@ class Task(LightningModule):
         for group, highest in zip(self.trainer.optimizers[0].param_groups, self.highest_lrs, strict=True):
             group["lr"] = highest * factor
         torch.manual_seed(mix(self.seed, self.trainer.current_epoch, batch_idx, self.trainer.global_rank))
+        self._opens_window = batch_idx % self.trainer.accumulate_grad_batches == 0
         loader: Any = self.trainer.train_dataloader
         known = isinstance(loader, DataLoader) and loader.batch_size is not None
         known = known and not isinstance(loader.dataset, IterableDataset)
@@ -168,7 +184,9 @@ class Task(LightningModule):
         """Gradients of the batch's loss, by its share in the window of accumulated batches."""
         # Lightning has divided it by the window's length, and multiplied it for half precision.
         scale = 1.0 if self.trainer.scaler is None else self.trainer.scaler.get_scale()
-        self._loss = loss.detach() * (self.trainer.accumulate_grad_batches / scale)
+        now = loss.detach() * (self.trainer.accumulate_grad_batches / scale)
+        # One that is not finite stays in view to the window's end: a loss scaler would skip its step without a word.
+        self._loss = now if self._opens_window else torch.where(self._loss.isfinite(), now, self._loss)
         super().backward(loss if self._window == 1 else loss * self._window, *args, **kwargs)
 
     def configure_gradient_clipping(
@@ -186,9 +204,8 @@ class Task(LightningModule):
             gradient_clip_val, gradient_clip_algorithm = self.resolved.optim.clip or None, "norm"
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        scaled = self.trainer.scaler is not None
-        rate = optimizer.param_groups[-1]["lr"]
-        check_finite(self._loss, None if scaled else norm, step=self.trainer.global_step, lr=rate)
+        rate, skips = optimizer.param_groups[-1]["lr"], self.trainer.scaler is not None
+        check_finite(self._loss, norm, step=self.trainer.global_step, lr=rate, skips=skips)
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -157,6 +157,11 @@ class DINO(Pretraining):
         """None: no value tells a good teacher from a collapsed one, so the last checkpoint counts."""
         return {}
 
+    @property
+    def logged(self) -> dict[str, str]:
+        """How far teacher and student are apart, and how the teacher's answers are spread."""
+        return {"train_loss": "min", "val_loss": "min", "val_entropy": "min", "val_spread": "max"}
+
     def train(self, mode: bool = True) -> "DINO":
         """Switch to training; the teacher drops nothing."""
         super().train(mode)

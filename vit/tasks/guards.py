@@ -18,23 +18,24 @@ class NonFiniteError(ValueError):
     """Training met a loss or gradient that is no finite number, before any weight was changed by it."""
 
 
-def check_finite(loss: Tensor, norm: Tensor | None, *, step: int, lr: float) -> None:
+def check_finite(loss: Tensor, norm: Tensor, *, step: int, lr: float, skips: bool = False) -> None:
     """Stop before an optimizer step that would make weights useless.
 
     Args:
         loss: of the last batch, a scalar.
-        norm: of the gradients, all together; None where a loss scaler skips steps that are not finite by itself.
+        norm: of the gradients, all together.
         step: optimizer steps before this one.
         lr: highest learning rate of the step.
+        skips: a loss scaler skips steps whose gradients are not finite by itself, and lowers its factor.
 
     Raises:
         NonFiniteError: names all four.
     """
-    if torch.isfinite(loss) and (norm is None or torch.isfinite(norm)):
+    if torch.isfinite(loss) and (skips or torch.isfinite(norm)):
         return
-    shown = "" if norm is None else f", the gradient norm {float(norm):.3g}"
     raise NonFiniteError(
-        f"expected finite numbers, but at step {step} the loss is {float(loss):.3g}{shown}, with lr {lr:.3g}. "
+        f"expected finite numbers, but at step {step} the loss is {float(loss):.3g}, the gradient norm "
+        f"{float(norm):.3g}, with lr {lr:.3g}. "
         "Lower model.optim.lr or set trainer.precision to 32-true; vit check finds pictures that are damaged."
     )
 
@@ -67,7 +68,8 @@ class OneClass(Callback):
             return
         only = (self._answers > 0).nonzero()
         # A model that starts at zero gives one answer for a while; 30 steps are more than a warm-up of a short run.
-        if len(only) != 1 or (self._labels > 0).sum() < 2 or trainer.global_step < 30:
+        patience = min(30, trainer.estimated_stepping_batches)
+        if len(only) != 1 or (self._labels > 0).sum() < 2 or trainer.global_step < patience:
             return
         self._said = True
         name = pl_module.classes[int(only)] if isinstance(pl_module.classes, tuple) else int(only)
@@ -79,23 +81,24 @@ class OneClass(Callback):
         )
 
 
-def check_directions(callbacks: Iterable[Callback], monitors: Mapping[str, str], *, validates: bool = True) -> None:
+def check_directions(callbacks: Iterable[Callback], logged: Mapping[str, str], *, validates: bool = True) -> None:
     """Refuse callbacks that watch a value which is never logged, or in the wrong direction.
 
     Args:
         callbacks: of the Trainer.
-        monitors: the val values that a task logs, with min or max; the direction of others is not known.
+        logged: the values that a task logs, with min or max.
         validates: whether val pictures are looked at.
 
     Raises:
         ValueError: names the callback, the value and what to write.
     """
+    known = {name: way for name, way in logged.items() if validates or not name.startswith("val_")}
     for callback in callbacks:
         if not isinstance(callback, (EarlyStopping, ModelCheckpoint)) or callback.monitor is None:
             continue
         name, monitor = type(callback).__name__, callback.monitor
-        known = {"train_loss": "min"} | {m.replace("val_", "train_", 1): way for m, way in monitors.items()}
-        known |= monitors if validates else {}
+        if isinstance(callback, ModelCheckpoint) and monitor in ("step", "epoch"):
+            continue  # Lightning's own: the last or the first checkpoints
         if monitor not in known:
             raise ValueError(
                 f"expected {name} to monitor one of {', '.join(known)}, but got {monitor!r}, which is never logged."

@@ -43,4 +43,9 @@ def start_from(
         model = VisionTransformer(vit_config(size, **config) if size else ViTConfig.from_dict(config))
     channels = {"mean": (0.5,) * model.config.channels, "std": (0.5,) * model.config.channels}
     values = {**channels, **base, **preparing, "image_size": model.config.image_size}
-    return Start(model, Preprocessing.from_dict(values), tuple(notes))
+    preprocessing = Preprocessing.from_dict(values)
+    usual = Preprocessing()
+    for name in ("background", "value_range", "orient"):
+        if name in base and name not in preparing and (value := getattr(preprocessing, name)) != getattr(usual, name):
+            notes.append(f"note: preprocessing.{name} {value} comes with the weights, from the pictures they learned")
+    return Start(model, preprocessing, tuple(notes))
