@@ -42,7 +42,7 @@ def test_every_command_of_the_readme_runs_in_its_order(tmp_path, monkeypatch, ca
             with pytest.raises(SystemExit):
                 cli.main(words[1:])
             continue
-        if verb == "fit":
+        if verb in ("fit", "sweep"):
             rest = [*rest, *FASTER]
             if "finetune_folder" in rest:
                 # A test has no network for the weights that the configuration names.
