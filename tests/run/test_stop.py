@@ -12,6 +12,7 @@ import time
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
+from test_resume import equal, weights
 
 from vit import cli
 from vit.run import session
@@ -31,15 +32,6 @@ class At(Callback):
     def on_train_batch_start(self, trainer, *args):
         if trainer.global_step == self.step:
             self.action(trainer)
-
-
-def weights(path):
-    return torch.load(path, weights_only=True)["state_dict"]
-
-
-def equal(a, b):
-    left, right = weights(a), weights(b)
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def log_of(run):
