@@ -159,15 +159,12 @@ def apply_split_file(rows: Rows, file: str | Path) -> Rows:
     Raises:
         ValueError: the file cannot be read, names pictures that are not there, or divides a group.
     """
-    named = read_split(file)
-    names = _names(rows)
-    missing = sorted(set(named) - set(names))
+    codes, missing, count = _looked_up(rows, file)
     if missing:
         raise ValueError(
-            f"expected the pictures of {file} below {rows.root}, but {len(missing):,} of {len(named):,} are not there, "
+            f"expected the pictures of {file} below {rows.root}, but {len(missing):,} of {count:,} are not there, "
             f"such as {', '.join(missing[:3])}. Its paths are relative to the root of the run that wrote it."
         )
-    codes = np.array([SPLIT_NAMES[named[name]] if named.get(name) else UNASSIGNED for name in names], dtype=np.int8)
     left_out = int((codes == UNASSIGNED).sum())
     if left_out:
         log.warning("%d of %d pictures are not in %s and are left out", left_out, len(codes), file)
@@ -187,9 +184,7 @@ def split_as_in_run(rows: Rows, file: str | Path) -> Rows:
     Raises:
         ValueError: the file cannot be read, or a new picture divides a group.
     """
-    named = read_split(file)
-    names = _names(rows)
-    codes = np.array([SPLIT_NAMES[s] if (s := named.get(name)) else UNASSIGNED for name in names], dtype=np.int8)
+    codes, missing, _ = _looked_up(rows, file)
     new = codes == UNASSIGNED
     moved = ~new & np.isin(rows.splits, (VAL, TEST)) & (codes != rows.splits)
     with_group = {} if rows.groups is None else {rows.groups[i]: codes[i] for i in np.flatnonzero(~new).tolist()}
@@ -198,7 +193,7 @@ def split_as_in_run(rows: Rows, file: str | Path) -> Rows:
         if codes[i] == TRAIN and rows.groups is not None:
             codes[i] = with_group.get(rows.groups[i], TRAIN)
     counts = {
-        "are gone": len(set(named) - set(names)),
+        "are gone": len(missing),
         "are new and left out": int((codes == UNASSIGNED).sum()),
         "are new, in the split that the data name": int((new & (codes != UNASSIGNED)).sum()),
         "stand in another split by now, and count where they stood": int(moved.sum()),
@@ -209,8 +204,12 @@ def split_as_in_run(rows: Rows, file: str | Path) -> Rows:
     return _divided(rows, codes, file)
 
 
-def _names(rows: Rows) -> list[str]:
-    return [name.decode("utf-8", "backslashreplace") for name in rows.paths]
+def _looked_up(rows: Rows, file: str | Path) -> tuple[Int[ndarray, " n"], list[str], int]:
+    """The split of each row in a file (-1 where it has none), the names there that are no row, and how many it has."""
+    named = read_split(file)
+    names = [name.decode("utf-8", "backslashreplace") for name in rows.paths]
+    codes = np.array([SPLIT_NAMES[split] if (split := named.get(name)) else UNASSIGNED for name in names], np.int8)
+    return codes, sorted(set(named) - set(names)), len(named)
 
 
 def _divided(rows: Rows, codes: Int[ndarray, " n"], file: str | Path) -> Rows:

@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 from vit.data.module import ImageDataModule
 from vit.data.transforms import Preprocessing
 from vit.models.attention import cpu_computes_bf16
-from vit.run.recipes import advice
+from vit.run.recipes import advice, val_pictures
 from vit.tasks.accumulate import epoch_batches, planned_steps
 from vit.tasks.base import Task
 from vit.tasks.optim import OptimConfig, make_schedule, steps_of
@@ -98,7 +98,7 @@ def make_plan(
                     *plan.lines["augment"],
                 ]
             plan.lines |= _training_lines(model, trainer, _batches(data, trainer))
-            val = 0 if trainer["limit_val_batches"] == 0 else len(data.table.rows("val"))
+            val = val_pictures(data, trainer["limit_val_batches"])
             notes = advice(model, len(data.table.rows("train")), val, trainer["max_epochs"])
             plan.lines |= {"note": notes} if notes else {}
     plan.lines["precision"] = [_with_reason(str(trainer["precision"]), reasons.get("trainer.precision"))]

@@ -129,7 +129,7 @@ def look(data: ImageDataModule, config: Namespace) -> Facts:
     side, aspect = _shape(data)
     return Facts(
         pictures=max(1, len(data.table.rows("train"))),
-        val=0 if config.trainer.limit_val_batches == 0 else len(data.table.rows("val")),
+        val=val_pictures(data, config.trainer.limit_val_batches),
         classes=data.classes,
         multi_label=data.table.several,
         side=side,
@@ -140,6 +140,16 @@ def look(data: ImageDataModule, config: Namespace) -> Facts:
         devices=_processes(config.trainer),
         sharded=any(kind in str(config.trainer.strategy) for kind in ("fsdp", "deepspeed", "model_parallel")),
     )
+
+
+def val_pictures(data: ImageDataModule, limit: float | None) -> int:
+    """Val pictures that a fit looks at: those of the split, or none where it leaves validation out.
+
+    Args:
+        data: with that split or without it.
+        limit: the Trainer's limit_val_batches.
+    """
+    return 0 if limit == 0 else len(data.table.rows("val"))
 
 
 def _processes(trainer: Namespace) -> int:

@@ -27,7 +27,7 @@ from vit.run.finding import find, make_soup
 from vit.run.folder import CHOSEN_FOLDER, RunFolder, new_run_folder, open_run_folder, write_text
 from vit.run.options import Options
 from vit.run.plan import choose_precision, make_plan
-from vit.run.recipes import apply_recipe
+from vit.run.recipes import apply_recipe, val_pictures
 from vit.run.record import environment, now
 from vit.run.score import keep_split, score_split, trainer_options
 from vit.run.screen import quiet_lightning, say_next
@@ -73,14 +73,12 @@ def fit(args: Sequence[str], *, dry_run: bool = False, resume: str | None = None
         changes = [] if run is None else _changes(run, options)
         seed_everything(config.seed, workers=True, verbose=False)
         data, model = options.build() if run is None else _build_to_go_on(options, run)
-        has_val = config.trainer.limit_val_batches != 0 and (
-            not isinstance(data, ImageDataModule) or bool(data.table.rows("val"))
-        )
+        limit = config.trainer.limit_val_batches
+        has_val = bool(val_pictures(data, limit)) if isinstance(data, ImageDataModule) else limit != 0
         _check_monitor(config, model, has_val=has_val, resumed=run is not None)
         name = config.name or _name(args, config)
         title = f"{name}, seed {config.seed}" + (f", goes on in {run.path}" if run else "")
-        trainer_options = config.trainer.as_dict()
-        plan = make_plan(data, model, trainer_options, reasons, title=title, recipe=recipe, changes=changes)
+        plan = make_plan(data, model, config.trainer.as_dict(), reasons, title=title, recipe=recipe, changes=changes)
         first_process = os.environ.get("LOCAL_RANK", "0") == "0"
         if first_process:
             print(plan, flush=True)
@@ -137,7 +135,7 @@ def _changes(run: RunFolder, options: Options) -> list[str]:
     before, now = (_flat(yaml.safe_load(text)) for text in (run.config.read_text(encoding="utf-8"), options.dump()))
     typed = _flat(yaml.safe_load(run.typed.read_text(encoding="utf-8"))) if run.typed.exists() else {}
     changed = {name: value for name, value in now.items() if name in before and before[name] != value}
-    for name in set(_AT_THE_START) & changed.keys():
+    for name in (name for name in _AT_THE_START if name in changed):
         if changed[name] != typed.get(name):  # the words that the run was started with may stand there again
             raise ValueError(
                 f"expected {name} as the run had it ({before[name]}), but got {changed[name]}: a run that goes on "

@@ -22,7 +22,7 @@ def check_finite(loss: Tensor, norm: Tensor, *, step: int, lr: float, skips: boo
     """Stop before an optimizer step that would make weights useless.
 
     Args:
-        loss: of the last batch, a scalar.
+        loss: of the last batch, or of one before it in the window that is not finite, a scalar.
         norm: of the gradients, all together.
         step: optimizer steps before this one.
         lr: highest learning rate of the step.
